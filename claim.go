@@ -419,13 +419,13 @@ func (op *claimOp) hasVisited(s *shard) bool {
 func (op *claimOp) leave() {
 	left := op.Departure()
 	for _, s := range op.shards {
-		_ = s.inbox.Pass(&leaveOp{left}) // a shard that is closing has no tickets
+		_ = s.inbox.Pass(&leaveOp{Departure: left}) // a shard that is closing has no tickets
 	}
 }
 
 func (op *claimOp) abandon(s *shard) {
 	if op.Take() {
-		_ = s.inbox.Pass(&leaveOp{op.Departure()}) // a shard that is closing has no tickets
+		_ = s.inbox.Pass(&leaveOp{Departure: op.Departure()}) // a shard that is closing has no tickets
 	}
 }
 
@@ -448,10 +448,19 @@ func (op *claimOp) decodeReply(r *wire.Reader)    { op.ReadGrants(r) }
 
 // Messages of owners, callers and other nodes to an owner about claims that wait in its shard.
 type (
-	leaveOp   struct{ dispatch.Departure }  // the claim does not wait any more
-	sweepOp   struct{}                      // many tickets are invalid
-	serveOp   struct{ queue string }        // more tasks of the queue can be leased than before
-	dropSetOp struct{ list *dispatch.List } // the Run that made the list has ended
+	leaveOp struct { // the claim does not wait any more
+		notice
+		dispatch.Departure
+	}
+	sweepOp struct{ notice } // many tickets are invalid
+	serveOp struct {         // more tasks of the queue can be leased than before
+		parkedNotice
+		queue string
+	}
+	dropSetOp struct { // the Run that made the list has ended
+		notice
+		list *dispatch.List
+	}
 )
 
 func (op *leaveOp) resolve(s *shard)   { s.claims.Leave(op.Departure) }
@@ -459,16 +468,11 @@ func (op *sweepOp) resolve(s *shard)   { s.claims.Sweep() }
 func (op *serveOp) resolve(s *shard)   { s.claims.OpenNamed(op.queue) }
 func (op *dropSetOp) resolve(s *shard) { s.claims.DropSet(op.list) }
 
-func (op *leaveOp) settle(error)   {}
-func (op *sweepOp) settle(error)   {}
-func (op *serveOp) settle(error)   {}
-func (op *dropSetOp) settle(error) {}
-
 // ownerPort sends messages to the owner of a shard; errors do not matter, since a shard that is
 // closing serves no claim.
 type ownerPort struct{ inbox *owner.Inbox[operation] }
 
-func (p ownerPort) Open(queue string) { _ = p.inbox.Pass(&serveOp{queue}) }
+func (p ownerPort) Open(queue string) { _ = p.inbox.Pass(&serveOp{queue: queue}) }
 func (p ownerPort) Sweep()            { _ = p.inbox.Pass(&sweepOp{}) }
 
 func (op *claimOp) refuse(reason error) {

@@ -40,7 +40,7 @@ func TestClaimOutlivesTheShardItBeginsAt(t *testing.T) {
 		const claims = 10
 		s := q.shard(0)
 		goOn := standStill(s)
-		require.NoError(t, s.inbox.Pass(&crashOp{testkit.Injected("of the test")}))
+		require.NoError(t, s.inbox.Pass(&crashOp{cause: testkit.Injected("of the test")}))
 		served := make(chan error, claims)
 		for range claims { // some begin there
 			go func() {

@@ -134,7 +134,7 @@ func (t *claimTable) add(op *claimOp) {
 	}
 	for _, s := range led {
 		if !op.hasVisited(s) {
-			_ = s.inbox.Pass(&joinOp{op.Ticket(), queues, list}) // or else it waits elsewhere
+			_ = s.inbox.Pass(&joinOp{ticket: op.Ticket(), queues: queues, list: list}) // or else it waits elsewhere
 		}
 	}
 }
@@ -142,12 +142,14 @@ func (t *claimTable) add(op *claimOp) {
 // joined adds all waiting claims to a shard that this node has begun to lead.
 func (t *claimTable) joined(s *shard) {
 	t.Each(func(ticket dispatch.Ticket, queues []string, list *dispatch.List) {
-		_ = s.inbox.Pass(&joinOp{ticket, queues, list}) // or else it waits elsewhere
+		_ = s.inbox.Pass(&joinOp{ticket: ticket, queues: queues, list: list}) // or else it waits elsewhere
 	})
 }
 
-// joinOp makes a claim that waits elsewhere wait in a shard, too.
+// joinOp makes a claim that waits elsewhere wait in a shard, too. If it is refused, the claim still
+// waits elsewhere.
 type joinOp struct {
+	parkedNotice
 	ticket dispatch.Ticket
 	queues []string
 	list   *dispatch.List
@@ -163,9 +165,6 @@ func (op *joinOp) resolve(s *shard) {
 	}
 	s.claims.WaitBy(op.ticket, op.queues, op.list, false)
 }
-
-// settle is called if the operation is refused: the claim waits elsewhere.
-func (op *joinOp) settle(error) {}
 
 // claimHost is how the node asks others for tasks.
 type claimHost node

@@ -210,10 +210,7 @@ const (
 // [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) AddNode(ctx context.Context, p Peer) (err error) {
 	defer public(&err)
-	if done, err := q.tell(ctx, localsocket.AddNode, p, nil); done {
-		return err
-	}
-	if err := q.checkCluster(p.Node); err != nil {
+	if done, err := q.tellCluster(ctx, localsocket.AddNode, p, p.Node); done {
 		return err
 	}
 	if err := q.opts.Cluster.checkAddress("Peer.Address", p.Address); err != nil {
@@ -236,10 +233,7 @@ func (q *Queue) AddNode(ctx context.Context, p Peer) (err error) {
 // [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) RemoveNode(ctx context.Context, node string) (err error) {
 	defer public(&err)
-	if done, err := q.tell(ctx, localsocket.RemoveNode, node, nil); done {
-		return err
-	}
-	if err := q.checkCluster(node); err != nil {
+	if done, err := q.tellCluster(ctx, localsocket.RemoveNode, node, node); done {
 		return err
 	}
 	return q.node.Remove(ctx, node)
@@ -256,10 +250,7 @@ func (q *Queue) RemoveNode(ctx context.Context, node string) (err error) {
 // [ErrFormat], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) (err error) {
 	defer public(&err)
-	if done, err := q.tell(ctx, localsocket.ReplaceNode, replacement{old, p}, nil); done {
-		return err
-	}
-	if err := q.checkCluster(old, p.Node); err != nil {
+	if done, err := q.tellCluster(ctx, localsocket.ReplaceNode, replacement{old, p}, old, p.Node); done {
 		return err
 	}
 	if err := q.opts.Cluster.checkAddress("Peer.Address", p.Address); err != nil {
@@ -282,10 +273,7 @@ func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) (err error)
 // [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) TransferLeadership(ctx context.Context, shard int, node string) (err error) {
 	defer public(&err)
-	if done, err := q.tell(ctx, localsocket.Transfer, transfer{shard, node}, nil); done {
-		return err
-	}
-	if err := q.checkCluster(cmp.Or(node, "any")); err != nil {
+	if done, err := q.tellCluster(ctx, localsocket.Transfer, transfer{shard, node}, cmp.Or(node, "any")); done {
 		return err
 	}
 	if shard < 0 || shard >= len(q.replicas) {
@@ -309,10 +297,7 @@ func (q *Queue) TransferLeadership(ctx context.Context, shard int, node string) 
 // [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) Drain(ctx context.Context) (err error) {
 	defer public(&err)
-	if done, err := q.tell(ctx, localsocket.Drain, nil, nil); done {
-		return err
-	}
-	if err := q.checkCluster(); err != nil {
+	if done, err := q.tellCluster(ctx, localsocket.Drain, nil); done {
 		return err
 	}
 	return q.node.Drain(ctx)
@@ -324,26 +309,26 @@ func (q *Queue) Drain(ctx context.Context) (err error) {
 // [ErrClosed], and that of ctx.
 func (q *Queue) Undrain(ctx context.Context) (err error) {
 	defer public(&err)
-	if done, err := q.tell(ctx, localsocket.Undrain, nil, nil); done {
-		return err
-	}
-	if err := q.checkCluster(); err != nil {
+	if done, err := q.tellCluster(ctx, localsocket.Undrain, nil); done {
 		return err
 	}
 	return q.node.Undrain(ctx)
 }
 
-// checkCluster refuses a verb about a cluster, and about these nodes of it.
-func (q *Queue) checkCluster(nodes ...string) error {
+// tellCluster is tell for a verb about a cluster, and about these nodes of it.
+func (q *Queue) tellCluster(ctx context.Context, verb byte, argument any, nodes ...string) (done bool, err error) {
+	if done, err := q.tell(ctx, verb, argument, nil); done {
+		return true, err
+	}
 	if q.node == nil {
-		return ErrNoCluster
+		return true, ErrNoCluster
 	}
 	for _, node := range nodes {
 		if err := checkNode("node", node); err != nil {
-			return err
+			return true, err
 		}
 	}
-	return nil
+	return false, nil
 }
 
 // memberOp changes the Raft group of a shard, on its leader; the owner only makes sure that it is.
@@ -558,8 +543,8 @@ func (q *Queue) ClusterStatus(ctx context.Context) (_ *ClusterStatus, err error)
 	if done, err := q.tell(ctx, localsocket.Status, nil, st); done {
 		return st, err
 	}
-	if err := q.checkCluster(); err != nil {
-		return nil, err
+	if q.node == nil {
+		return nil, ErrNoCluster
 	}
 	shards := q.node.Status(ctx)
 	if err := q.node.CheckMember(shards); err != nil {

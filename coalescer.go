@@ -48,7 +48,7 @@ type undecided struct {
 	again    []operation // memory for the next deferred
 	retrying []operation // those of deferred that are about to be decided; nil: none
 	deciding operation   // nil: none
-	large    owner.Line[operation]
+	large    owner.Line[*produceOp]
 	barrier  *barrierOp // nothing else is decided before the owner has stood still for it; nil: none
 }
 
@@ -293,21 +293,21 @@ func (s *shard) checkCaller(call *engine.CallNumber) error {
 // largePart: a produce with records of at least groupBytes/largePart, 256 KiB, is large.
 const largePart = 4
 
-// recordBytes is the size of the records of the tasks that an operation produces.
-func recordBytes(op operation) (n int) {
-	tasks := op.verb().tasks(op)
-	for i := range tasks {
-		n += len(tasks[i].Rec)
+// recordBytes is the size of the records of the tasks.
+func (op *produceOp) recordBytes() (n int) {
+	for i := range op.tasks {
+		n += len(op.tasks[i].Rec)
 	}
 	return n
 }
 
-// putInLine puts an operation in the line if it is large.
+// putInLine puts a produce in the line if it is large.
 func (s *shard) putInLine(op operation) bool {
-	if !op.verb().is(mayBeLarge) || recordBytes(op) < s.opts.private.GroupBytes/largePart {
+	p, ok := op.(*produceOp)
+	if !ok || p.recordBytes() < s.opts.private.GroupBytes/largePart {
 		return false
 	}
-	s.undecided.large.Add(op)
+	s.undecided.large.Add(p)
 	return true
 }
 
@@ -322,7 +322,7 @@ func (s *shard) decideLarge(others bool) {
 	if !ok {
 		return
 	}
-	if patient && s.rules.HasRoom(op.verb().room(op)) && !s.rules.Store.Takes(recordBytes(op)) {
+	if patient && s.rules.HasRoom(op.verb().room(op)) && !s.rules.Store.Takes(op.recordBytes()) {
 		l.Wait(s.rules.Now)
 		return
 	}

@@ -179,12 +179,10 @@ var bulkActions = newEnum[BulkAction]("BulkAction", "", "cancel", "redrive", "pu
 // String returns "cancel", "redrive", "purge", "set-priority" or "move".
 func (a BulkAction) String() string { return bulkActions.Text(a) }
 
-// MarshalText returns the same as String, and an error that matches [ErrInvalid] for any other
-// value.
+// MarshalText returns the text of String, and [ErrInvalid] for any other value.
 func (a BulkAction) MarshalText() ([]byte, error) { return bulkActions.Marshal(a) }
 
-// UnmarshalText reads the text of MarshalText, and returns an error that matches [ErrInvalid] for
-// anything else.
+// UnmarshalText reads the text of MarshalText, and returns [ErrInvalid] for any other.
 func (a *BulkAction) UnmarshalText(b []byte) error { return bulkActions.Unmarshal(a, b) }
 
 // altering has the alteration of each action, and the allowed states of its tasks.

@@ -78,12 +78,10 @@ var eventKinds = newEnum[EventKind]("EventKind",
 // String returns the kind in lower case; that of [EventDeadLettered] is "dead".
 func (k EventKind) String() string { return eventKinds.Text(k) }
 
-// MarshalText returns the same as String, and an error that matches [ErrInvalid] for an unknown
-// kind.
+// MarshalText returns the text of String, and [ErrInvalid] for any other value.
 func (k EventKind) MarshalText() ([]byte, error) { return eventKinds.Marshal(k) }
 
-// UnmarshalText reads the text of MarshalText, and returns an error that matches [ErrInvalid] for
-// anything else.
+// UnmarshalText reads the text of MarshalText, and returns [ErrInvalid] for any other.
 func (k *EventKind) UnmarshalText(b []byte) error { return eventKinds.Unmarshal(k, b) }
 
 const kindLimit = "EventProduced, EventClaimed, EventCompleted, EventRetried, EventReleased, " +

@@ -72,7 +72,9 @@ func abandon(op operation, reason error) {
 }
 
 // crashOp makes the owner of a shard panic, because something on which it relies has panicked.
-type crashOp struct{ cause error }
+type crashOp struct {
+	notice
+	cause error
+}
 
 func (op *crashOp) resolve(*shard) { panic(op.cause) }
-func (op *crashOp) settle(error)   {}

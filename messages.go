@@ -80,6 +80,7 @@ func (s *shard) deliver(o *engine.Outgoing) {
 // confirmOp reports that messages were taken, or must be sent again. In a standalone queue a
 // receiver that does not take them takes none any more.
 type confirmOp struct {
+	notice
 	to      int
 	first   uint64
 	n       int   // so many of those sent
@@ -109,12 +110,10 @@ func (op *confirmOp) resolve(s *shard) {
 	}
 }
 
-func (op *confirmOp) settle(error) {}
-
 // goFor does something for the owner, which relies on it, on a goroutine that Close waits for.
 func (s *shard) goFor(what string, f func()) {
 	s.node.background.Go(func() {
-		contain(s.opts.log, what, f, func(err error) { _ = s.inbox.Pass(&crashOp{err}) }) // or it has ended
+		contain(s.opts.log, what, f, func(err error) { _ = s.inbox.Pass(&crashOp{cause: err}) }) // or it has ended
 	})
 }
 
@@ -136,10 +135,9 @@ func (s *shard) hasEnded() bool { return base.IsClosed(s.done) }
 
 // sweptOp reports that the names for a sweep have been read, or why not.
 type sweptOp struct {
+	notice
 	sweep *engine.LaneSweep
 	err   error
 }
 
 func (op *sweptOp) resolve(s *shard) { s.rules.Names.Swept(op.sweep, op.err) }
-
-func (op *sweptOp) settle(error) {}

@@ -429,12 +429,10 @@ var verdicts = newEnum[Verdict]("Verdict",
 // String returns the verdict in lower case, such as "retry-after".
 func (v Verdict) String() string { return verdicts.Text(v) }
 
-// MarshalText returns the same as String, and an error that matches [ErrInvalid] for an unknown
-// verdict.
+// MarshalText returns the text of String, and [ErrInvalid] for any other value.
 func (v Verdict) MarshalText() ([]byte, error) { return verdicts.Marshal(v) }
 
-// UnmarshalText reads the text of MarshalText, and returns an error that matches [ErrInvalid] for
-// anything else.
+// UnmarshalText reads the text of MarshalText, and returns [ErrInvalid] for any other.
 func (v *Verdict) UnmarshalText(b []byte) error { return verdicts.Unmarshal(v, b) }
 
 // VerdictOf returns the meaning of a handler's error to [Queue.Run], so that a [Middleware] can

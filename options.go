@@ -49,12 +49,11 @@ var durabilities = newEnum[Durability]("Durability", "default", "process", "disk
 // String returns "default", "process", "disk" or "none".
 func (d Durability) String() string { return durabilities.Text(d) }
 
-// MarshalText returns the same as String, and an error that matches [ErrInvalid] for an unknown
-// Durability.
+// MarshalText returns the text of String, and [ErrInvalid] for any other value.
 func (d Durability) MarshalText() ([]byte, error) { return durabilities.Marshal(d) }
 
-// UnmarshalText reads the text of MarshalText, and returns an error that matches [ErrInvalid] for
-// anything else; so flag.TextVar makes a flag of a Durability.
+// UnmarshalText reads the text of MarshalText, and returns [ErrInvalid] for any other; so
+// flag.TextVar makes a flag of a Durability.
 func (d *Durability) UnmarshalText(b []byte) error { return durabilities.Unmarshal(d, b) }
 
 // Options are the options of [Open]. A zero field means its documented default; a nil *Options

@@ -112,13 +112,13 @@ func (op *permitsOp) decodeReply(r *wire.Reader) {
 
 // permitsAnswer is the outcome of a permitsOp.
 type permitsAnswer struct {
+	parkedNotice
 	gate *dispatch.PermitGate
 	op   *permitsOp
 	err  error
 }
 
 func (a *permitsAnswer) resolve(*shard) { a.gate.Answered(&a.op.Request, a.op.Answer, a.err) }
-func (a *permitsAnswer) settle(error)   {}
 
 // askPermitsOp asks a shard, for a new permit allocator, for its permits of a queue. The shard
 // follows the permit allocator's settings, or newer ones, first.
@@ -149,6 +149,7 @@ func (op *askPermitsOp) decodeReply(r *wire.Reader)    { op.Report = permits.Rea
 
 // askPermitsDone is the outcome of an askPermitsOp.
 type askPermitsDone struct {
+	notice
 	allocator *dispatch.PermitAllocator
 	shard     int
 	op        *askPermitsOp
@@ -156,4 +157,3 @@ type askPermitsDone struct {
 }
 
 func (t *askPermitsDone) resolve(*shard) { t.allocator.Answered(t.shard, &t.op.Report, t.err) }
-func (t *askPermitsDone) settle(error)   {}

@@ -236,7 +236,7 @@ func (r *runner) run(ctx context.Context) error {
 	if r.list != nil {
 		for i := range r.queue.replicas {
 			if s := r.queue.shard(i); s != nil {
-				_ = s.inbox.Pass(&dropSetOp{r.list}) // a shard that is closing drops it anyway
+				_ = s.inbox.Pass(&dropSetOp{list: r.list}) // a shard that is closing drops it anyway
 			}
 		}
 	}

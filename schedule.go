@@ -76,12 +76,10 @@ var missedPolicies = newEnum[MissedPolicy]("MissedPolicy", "once", "skip", "all"
 // String returns "once", "skip" or "all".
 func (p MissedPolicy) String() string { return missedPolicies.Text(p) }
 
-// MarshalText returns the same as String, and an error that matches [ErrInvalid] for an unknown
-// policy.
+// MarshalText returns the text of String, and [ErrInvalid] for any other value.
 func (p MissedPolicy) MarshalText() ([]byte, error) { return missedPolicies.Marshal(p) }
 
-// UnmarshalText reads the text of MarshalText, and returns an error that matches [ErrInvalid] for
-// anything else.
+// UnmarshalText reads the text of MarshalText, and returns [ErrInvalid] for any other.
 func (p *MissedPolicy) UnmarshalText(b []byte) error { return missedPolicies.Unmarshal(p, b) }
 
 // ScheduleInfo is a stored schedule.

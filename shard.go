@@ -104,7 +104,7 @@ func (s *shard) load(clockAge uint64) error {
 // do hands an operation to the shard and waits for its outcome until ctx ends, or
 // limit is over. settled is false when the operation still belongs to the shard.
 func (s *shard) do(ctx context.Context, op operation, c *completion, limit *base.Limit) (settled bool, err error) {
-	if op.verb().is(passesFull) {
+	if _, ok := op.(*resumeOp); ok { // the owner waits for it, perhaps with a full inbox
 		err = s.inbox.Pass(op)
 	} else {
 		err = s.inbox.Push(ctx, op, limit)

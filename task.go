@@ -107,12 +107,10 @@ var onDeads = newEnum[OnDead]("OnDead", "hold", "cancel", "run")
 // String returns "hold", "cancel" or "run".
 func (d OnDead) String() string { return onDeads.Text(d) }
 
-// MarshalText returns the same as String, and an error that matches [ErrInvalid] for any other
-// value.
+// MarshalText returns the text of String, and [ErrInvalid] for any other value.
 func (d OnDead) MarshalText() ([]byte, error) { return onDeads.Marshal(d) }
 
-// UnmarshalText reads what MarshalText returns, and returns an error that matches [ErrInvalid] for
-// anything else.
+// UnmarshalText reads the text of MarshalText, and returns [ErrInvalid] for any other.
 func (d *OnDead) UnmarshalText(b []byte) error { return onDeads.Unmarshal(d, b) }
 
 // OnMissing is what happens to a task when a parent does not exist.
@@ -135,12 +133,10 @@ var onMissings = newEnum[OnMissing]("OnMissing", "run", "cancel", "refuse")
 // String returns "run", "cancel" or "refuse".
 func (m OnMissing) String() string { return onMissings.Text(m) }
 
-// MarshalText returns the same as String, and an error that matches [ErrInvalid] for any other
-// value.
+// MarshalText returns the text of String, and [ErrInvalid] for any other value.
 func (m OnMissing) MarshalText() ([]byte, error) { return onMissings.Marshal(m) }
 
-// UnmarshalText reads what MarshalText returns, and returns an error that matches [ErrInvalid] for
-// anything else.
+// UnmarshalText reads the text of MarshalText, and returns [ErrInvalid] for any other.
 func (m *OnMissing) UnmarshalText(b []byte) error { return onMissings.Unmarshal(m, b) }
 
 // MaxParents is the largest number of parents of a task.
@@ -172,12 +168,10 @@ var taskStates = newEnum[State]("State",
 // String returns the state in lower case.
 func (s State) String() string { return taskStates.Text(s) }
 
-// MarshalText returns the same as String, and an error that matches [ErrInvalid] for an unknown
-// state.
+// MarshalText returns the text of String, and [ErrInvalid] for any other value.
 func (s State) MarshalText() ([]byte, error) { return taskStates.Marshal(s) }
 
-// UnmarshalText reads what MarshalText returns, and returns an error that matches [ErrInvalid] for
-// anything else.
+// UnmarshalText reads the text of MarshalText, and returns [ErrInvalid] for any other.
 func (s *State) UnmarshalText(b []byte) error { return taskStates.Unmarshal(s, b) }
 
 // ClaimRequest says which tasks a [Queue.Claim] takes, and how.

@@ -87,10 +87,9 @@ func comesOnLease(op operation) bool { return op.verb().is(onLease) }
 // verb has the properties of a kind of operation. The entries of verbs name no fields, so that none
 // can be omitted.
 type verb struct {
-	new        func(from string) request        // for decoding a call of another node; nil: nodes do not call it
-	room       func(operation) engine.Room      // the lowest level of free space at which it still runs
-	repeatable func(request) bool               // resolved twice, it has the same effect as once
-	tasks      func(operation) []engine.NewTask // the tasks that it produces
+	new        func(from string) request   // for decoding a call of another node; nil: nodes do not call it
+	room       func(operation) engine.Room // the lowest level of free space at which it still runs
+	repeatable func(request) bool          // resolved twice, it has the same effect as once
 	traits     trait
 }
 
@@ -101,9 +100,7 @@ const (
 	onLease                      // extends or ends a lease: so the time at which it came matters
 	endsLease                    // the first try that is applied ends the lease, and later ones find it lost
 	waitsRoom                    // waits for room, as no caller would repeat it
-	passesFull                   // is accepted by a full inbox: the owner waits for it
 	ofMembers                    // is refused to a node that was removed: its workers may end their begun tasks
-	mayBeLarge                   // waits in a line of its own if the records of its tasks are large
 	ofPrograms                   // is served to programs beside the process
 	waits                        // on purpose, as long as its caller does
 	urgent                       // waits for nothing that is sent between nodes: it is short, and keeps leases
@@ -161,63 +158,66 @@ var _ [cluster.OwnKinds - endOfRequests]struct{} // larger kinds are those of th
 
 // verbs describes the operations of calls.
 var verbs = [endOfRequests]verb{
-	callProduce:        {newProduce, upTo(engine.Roomy), isNumbered, tasksOfProduce, mayBeLarge | ofPrograms},
-	callClaim:          {newClaim, upTo(engine.RoomLow), no, none, ofMembers},
-	callComplete:       {blank[completeOp](callComplete), roomOfComplete, yes, tasksOfComplete, onLease | endsLease | ofPrograms},
-	callFail:           {blank[failOp](callFail), upTo(engine.RoomScarce), yes, none, onLease | endsLease | ofPrograms},
-	callExtend:         {ruled[call.Extend](callExtend), upTo(engine.RoomScarce), yes, none, onLease | urgent | ofPrograms},
-	callRenew:          {ruled[call.Renew](callRenew), upTo(engine.RoomEmpty), yes, none, onLease | urgent}, // writes almost nothing
-	callAlter:          {ruled[call.Alter](callAlter), roomOfBody, no, none, ofMembers | ofPrograms},
-	callAwait:          {blank[awaitOp](callAwait), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms | waits},
-	callStats:          {ruled[call.Stats](callStats), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
-	callIdle:           {blank[idleOp](callIdle), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms | waits},
-	callReleaseKey:     {ruled[call.ReleaseKey](callReleaseKey), upTo(engine.RoomNone), no, none, ofMembers | ofPrograms}, // unless the task has not ended
-	callSetSchedule:    {ruled[call.SetSchedule](callSetSchedule), upTo(engine.Roomy), yes, none, ofMembers | ofPrograms},
-	callDeleteSchedule: {ruled[call.DeleteSchedule](callDeleteSchedule), upTo(engine.RoomNone), no, none, ofMembers | ofPrograms},
-	callSchedules:      {ruled[schedulesPart](callSchedules), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
-	callMessages:       {blank[messageBatch](callMessages), upTo(engine.RoomLow), yes, none, waitsRoom},
-	callRead:           {blank[readOp](callRead), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
-	callIndex:          {blank[indexOp](callIndex), upTo(engine.RoomEmpty), yes, none, ofMembers},
-	callInterest:       {blank[interestOp](callInterest), upTo(engine.RoomScarce), yes, none, waitsRoom},
-	callSettings:       {ruled[call.Settings](callSettings), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
-	callConfigure:      {ruled[call.Configure](callConfigure), upTo(engine.RoomScarce), no, none, ofMembers | ofPrograms},
-	callAdopt:          {ruled[call.Adopt](callAdopt), upTo(engine.RoomScarce), yes, none, ofPrograms},
-	callMember:         {blank[memberOp](callMember), upTo(engine.RoomScarce), yes, none, waits},
-	callPermits:        {blank[permitsOp](callPermits), upTo(engine.RoomEmpty), yes, none, waits},
-	callAskPermits:     {blank[askPermitsOp](callAskPermits), upTo(engine.RoomEmpty), yes, none, waits},
-	callBarrier:        {blank[barrierOp](callBarrier), upTo(engine.RoomScarce), no, none, ofMembers},
-	callResume:         {blank[resumeOp](callResume), upTo(engine.RoomEmpty), no, none, passesFull},
-	callPage:           {blank[readOp](callPage), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
-	callFind:           {blank[readOp](callFind), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
-	callAlterMany:      {ruled[call.AlterMany](callAlterMany), roomOfBody, no, none, ofMembers | ofPrograms},
-	callInfo:           {ruled[call.Info](callInfo), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
-	callTotals:         {ruled[call.Totals](callTotals), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
-	callDays:           {ruled[call.Days](callDays), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
-	callNote:           {ruled[call.Note](callNote), upTo(engine.RoomEmpty), yes, none, onLease},
-	callPauseSchedule:  {ruled[call.PauseSchedule](callPauseSchedule), upTo(engine.RoomScarce), yes, none, ofMembers | ofPrograms},
-	callTaken:          {blank[takenOp](callTaken), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
-	callUse:            {blank[readOp](callUse), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
-	callMissing:        {ruled[call.Missing](callMissing), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
-	callClock:          {ruled[call.Clock](callClock), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
+	callProduce:        {newProduce, upTo(engine.Roomy), isNumbered, ofPrograms},
+	callClaim:          {newClaim, upTo(engine.RoomLow), no, ofMembers},
+	callComplete:       {blank[completeOp](callComplete), roomOfComplete, yes, onLease | endsLease | ofPrograms},
+	callFail:           {blank[failOp](callFail), upTo(engine.RoomScarce), yes, onLease | endsLease | ofPrograms},
+	callExtend:         {ruled[call.Extend](callExtend), upTo(engine.RoomScarce), yes, onLease | urgent | ofPrograms},
+	callRenew:          {ruled[call.Renew](callRenew), upTo(engine.RoomEmpty), yes, onLease | urgent}, // writes almost nothing
+	callAlter:          {ruled[call.Alter](callAlter), roomOfBody, no, ofMembers | ofPrograms},
+	callAwait:          {blank[awaitOp](callAwait), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms | waits},
+	callStats:          {ruled[call.Stats](callStats), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
+	callIdle:           {blank[idleOp](callIdle), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms | waits},
+	callReleaseKey:     {ruled[call.ReleaseKey](callReleaseKey), upTo(engine.RoomNone), no, ofMembers | ofPrograms}, // unless the task has not ended
+	callSetSchedule:    {ruled[call.SetSchedule](callSetSchedule), upTo(engine.Roomy), yes, ofMembers | ofPrograms},
+	callDeleteSchedule: {ruled[call.DeleteSchedule](callDeleteSchedule), upTo(engine.RoomNone), no, ofMembers | ofPrograms},
+	callSchedules:      {ruled[schedulesPart](callSchedules), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
+	callMessages:       {blank[messageBatch](callMessages), upTo(engine.RoomLow), yes, waitsRoom},
+	callRead:           {blank[readOp](callRead), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
+	callIndex:          {blank[indexOp](callIndex), upTo(engine.RoomEmpty), yes, ofMembers},
+	callInterest:       {blank[interestOp](callInterest), upTo(engine.RoomScarce), yes, waitsRoom},
+	callSettings:       {ruled[call.Settings](callSettings), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
+	callConfigure:      {ruled[call.Configure](callConfigure), upTo(engine.RoomScarce), no, ofMembers | ofPrograms},
+	callAdopt:          {ruled[call.Adopt](callAdopt), upTo(engine.RoomScarce), yes, ofPrograms},
+	callMember:         {blank[memberOp](callMember), upTo(engine.RoomScarce), yes, waits},
+	callPermits:        {blank[permitsOp](callPermits), upTo(engine.RoomEmpty), yes, waits},
+	callAskPermits:     {blank[askPermitsOp](callAskPermits), upTo(engine.RoomEmpty), yes, waits},
+	callBarrier:        {blank[barrierOp](callBarrier), upTo(engine.RoomScarce), no, ofMembers},
+	callResume:         {blank[resumeOp](callResume), upTo(engine.RoomEmpty), no, 0},
+	callPage:           {blank[readOp](callPage), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
+	callFind:           {blank[readOp](callFind), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
+	callAlterMany:      {ruled[call.AlterMany](callAlterMany), roomOfBody, no, ofMembers | ofPrograms},
+	callInfo:           {ruled[call.Info](callInfo), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
+	callTotals:         {ruled[call.Totals](callTotals), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
+	callDays:           {ruled[call.Days](callDays), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
+	callNote:           {ruled[call.Note](callNote), upTo(engine.RoomEmpty), yes, onLease},
+	callPauseSchedule:  {ruled[call.PauseSchedule](callPauseSchedule), upTo(engine.RoomScarce), yes, ofMembers | ofPrograms},
+	callTaken:          {blank[takenOp](callTaken), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
+	callUse:            {blank[readOp](callUse), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
+	callMissing:        {ruled[call.Missing](callMissing), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
+	callClock:          {ruled[call.Clock](callClock), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
 }
 
-// The verbs of operations that owners, and the goroutines that work for them, send to an owner.
+// The verbs of notices.
 var (
-	internal      = verb{nil, upTo(engine.RoomEmpty), no, none, 0} // it writes nothing
-	internalParks = verb{nil, upTo(engine.RoomScarce), no, none, waitsRoom}
-	confirmVerb   = verb{nil, upTo(engine.RoomNone), no, none, waitsRoom}
+	internal      = verb{nil, upTo(engine.RoomEmpty), no, 0} // it writes nothing
+	internalParks = verb{nil, upTo(engine.RoomScarce), no, waitsRoom}
+	confirmVerb   = verb{nil, upTo(engine.RoomNone), no, waitsRoom}
 )
 
-func (op *confirmOp) verb() *verb     { return &confirmVerb }
-func (op *joinOp) verb() *verb        { return &internalParks }
-func (a *permitsAnswer) verb() *verb  { return &internalParks }
-func (op *serveOp) verb() *verb       { return &internalParks }
-func (t *askPermitsDone) verb() *verb { return &internal }
-func (op *leaveOp) verb() *verb       { return &internal }
-func (op *sweepOp) verb() *verb       { return &internal }
-func (op *sweptOp) verb() *verb       { return &internal }
-func (op *dropSetOp) verb() *verb     { return &internal }
-func (op *crashOp) verb() *verb       { return &internal }
+// notice is embedded in the operations that owners, and the goroutines that work for them, send to
+// an owner: no caller waits for them.
+type notice struct{}
+
+func (notice) settle(error) {}
+func (notice) verb() *verb  { return &internal }
+
+// parkedNotice is a notice that waits for room on the disk.
+type parkedNotice struct{ notice }
+
+func (parkedNotice) verb() *verb { return &internalParks }
+
+func (op *confirmOp) verb() *verb { return &confirmVerb }
 
 func newProduce(from string) request {
 	return &produceOp{completion: completion{kind: callProduce}, call: engine.CallNumber{Node: from}}
@@ -288,7 +288,3 @@ func roomOfComplete(op operation) engine.Room {
 func yes(request) bool           { return true }
 func no(request) bool            { return false }
 func isNumbered(op request) bool { return op.(*produceOp).call.Seq != 0 }
-
-func none(operation) []engine.NewTask               { return nil }
-func tasksOfProduce(op operation) []engine.NewTask  { return op.(*produceOp).tasks }
-func tasksOfComplete(op operation) []engine.NewTask { return op.(*completeOp).next }
