@@ -41,21 +41,17 @@ func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...
 	op := q.completeOp(r)
 	op.stillRuns = true
 	err = checkResult(result, &q.opts.Limits)
+	shard := q.shardOf(r.ID)
 	if err == nil {
 		op.result = append(op.result, result...)
-		op.next, err = q.prepareBatch("Complete", next, op.next)
-	}
-	if err == nil {
-		err = call.CheckRoute(op.next, q.shardOf(r.ID), len(q.replicas), q.opts.Limits.ofCommit())
-	}
-	if err == nil {
-		err = q.checkParents(ctx, "Complete", op.next)
+		if len(next) > 0 {
+			err = q.prepareNext(ctx, op, next, shard)
+		}
 	}
 	if err != nil {
 		q.recycleComplete(op)
 		return translated(err)
 	}
-	shard := q.shardOf(r.ID)
 	settled, err := q.do(ctx, shard, op)
 	if !settled {
 		return err
@@ -65,6 +61,17 @@ func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...
 		err = q.awaitTaken(ctx, hops)
 	}
 	return err
+}
+
+// prepareNext checks and prepares the follow-ups of a completion in a shard.
+func (q *Queue) prepareNext(ctx context.Context, op *completeOp, next []Task, shard int) (err error) {
+	if op.next, err = q.prepareBatch("Complete", next, op.next); err != nil {
+		return err
+	}
+	if err = call.CheckRoute(op.next, shard, len(q.replicas), q.opts.Limits.ofCommit()); err != nil {
+		return err
+	}
+	return q.checkParents(ctx, "Complete", op.next)
 }
 
 // Retry ends a failed attempt, which counts. The task waits as long as opts say and is then ready

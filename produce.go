@@ -205,17 +205,20 @@ var errNotTaken = fmt.Errorf("%w: Cluster.CallTimeout", context.DeadlineExceeded
 // prepare does the part of a produce that the caller's goroutine can do: it encodes the record into
 // a separate buffer. REQUIRES: t is checked.
 func prepare(t *Task, records *arena.Arena) (n engine.NewTask) {
-	var rec record.Record
-	t.fill(&rec)
-	size := rec.MaxSize()
-	var buf []byte
-	if records != nil {
-		buf = records.Buffer(size)
-	} else {
-		buf = make([]byte, 0, size)
+	buffer := func(size int) []byte {
+		if records != nil {
+			return records.Buffer(size)
+		}
+		return make([]byte, 0, size)
 	}
 	n.Key.Queue, n.Key.Tenant, n.Key.Priority = t.Queue, t.Tenant, uint8(t.Priority)
-	n.Encode(&rec, buf)
+	if t.isPlain() {
+		n.Rec = record.AppendPlain(buffer(record.PlainSize(t.Payload)), t.Payload)
+		return n
+	}
+	var rec record.Record
+	t.fill(&rec)
+	n.Encode(&rec, buffer(rec.MaxSize()))
 	return n
 }
 

@@ -238,12 +238,14 @@ func (t *Task) check(l *Limits, index int) error {
 	if len(t.Payload) > l.Payload {
 		return &InvalidError{"Task.Payload", bytesOf(len(t.Payload)), atMost(l.Payload)}
 	}
-	if size := record.HeaderBytes(t.Headers); size > l.Headers {
-		return &InvalidError{"Task.Headers", bytesOf(size), atMost(l.Headers)}
-	}
-	for k, v := range t.Headers {
-		if err := checkUTF8("Task.Headers", k, v); err != nil {
-			return err
+	if len(t.Headers) > 0 {
+		if size := record.HeaderBytes(t.Headers); size > l.Headers {
+			return &InvalidError{"Task.Headers", bytesOf(size), atMost(l.Headers)}
+		}
+		for k, v := range t.Headers {
+			if err := checkUTF8("Task.Headers", k, v); err != nil {
+				return err
+			}
 		}
 	}
 	if t.Priority < MinPriority || t.Priority > MaxPriority {
@@ -252,8 +254,10 @@ func (t *Task) check(l *Limits, index int) error {
 	if t.MaxAttempts < 0 || t.MaxAttempts > math.MaxInt32 {
 		return &InvalidError{"Task.MaxAttempts", t.MaxAttempts, "0 to 2^31-1"}
 	}
-	if year := t.RunAt.UTC().Year(); !t.RunAt.IsZero() && (year < 0 || year > 9999) {
-		return &InvalidError{"Task.RunAt", t.RunAt, "the years 0 to 9999 in UTC"}
+	if !t.RunAt.IsZero() {
+		if year := t.RunAt.UTC().Year(); year < 0 || year > 9999 {
+			return &InvalidError{"Task.RunAt", t.RunAt, "the years 0 to 9999 in UTC"}
+		}
 	}
 	if t.LeaseFor != 0 && (t.LeaseFor < minLease || t.LeaseFor > maxLease) {
 		return &InvalidError{"Task.LeaseFor", t.LeaseFor, fmt.Sprint("0, or ", minLease, " to ", maxLease)}
@@ -292,6 +296,12 @@ func (t *Task) check(l *Limits, index int) error {
 		return &InvalidError{"Task.OnMissing", t.OnMissing, "RunOnMissing, CancelOnMissing or RefuseOnMissing"}
 	}
 	return nil
+}
+
+// isPlain reports whether a task has no more than a lane and a payload, as most tasks.
+func (t *Task) isPlain() bool {
+	return t.RunAt.IsZero() && len(t.Headers) == 0 && t.MaxAttempts == 0 && t.LeaseFor == 0 && t.Timeout == 0 &&
+		t.Retention == 0 && !t.tied()
 }
 
 // tied reports whether the task is bound to others.
@@ -379,6 +389,9 @@ func checkName(field, name string, limit int) error {
 // checkNewName is checkName for a name that is made. Verbs that read, or end what there is, take
 // any name, since old ones may not be UTF-8.
 func checkNewName(field, name string, limit int) error {
+	if len(name) <= limit && utf8.ValidString(name) {
+		return nil
+	}
 	if err := checkUTF8(field, name); err != nil {
 		return err
 	}

@@ -406,6 +406,31 @@ func TestNotUTF8(t *testing.T) {
 	require.Equal(t, "a\ufffd", queuetest.InfoOf(t, q, id).LastError)
 }
 
+// TestEachFieldIsStored: each field of a task is stored, whatever the others are.
+func TestEachFieldIsStored(t *testing.T) {
+	t.Parallel()
+	q := queuetest.OpenForRun(t, codeq.Options{})
+	parent := queuetest.Produce(t, q, codeq.Task{Queue: "parent"})[0]
+	values := codeq.Task{
+		Queue: "a", Payload: []byte("p"), Headers: map[string]string{"k": "v"}, Priority: 3, Tenant: "t", MaxAttempts: 2,
+		RunAt: time.Now().Add(time.Hour).UTC().Truncate(time.Millisecond), LeaseFor: time.Minute, Timeout: time.Second,
+		Retention: time.Hour, Unique: codeq.Unique{Key: "k", For: time.Hour}, Group: "g", LimitKey: "l",
+		After: []codeq.ID{parent}, OnDead: codeq.RunOnDead, OnMissing: codeq.CancelOnMissing,
+	}
+	for i := range reflect.TypeFor[codeq.Task]().NumField() {
+		field := reflect.TypeFor[codeq.Task]().Field(i).Name
+		want := reflect.ValueOf(values).Field(i)
+		require.False(t, want.IsZero(), "%s has no value here", field)
+		task := codeq.Task{Queue: "a"}
+		if field == "OnDead" || field == "OnMissing" { // have no meaning without a parent
+			task.After = values.After
+		}
+		reflect.ValueOf(&task).Elem().Field(i).Set(want)
+		got := queuetest.InfoOf(t, q, queuetest.Produce(t, q, task)[0]).Task
+		require.Equal(t, want.Interface(), reflect.ValueOf(got).Field(i).Interface(), field)
+	}
+}
+
 // TestVerifyNamesNotUTF8: Verify names the tasks whose headers are not UTF-8, which are no damage.
 func TestVerifyNamesNotUTF8(t *testing.T) {
 	t.Parallel()

@@ -472,17 +472,22 @@ func (c *BatchCost) Add(t *engine.NewTask, l BatchLimits) error {
 		c.Parents += len(t.Tied.Parents)
 		c.Bytes += len(t.Tied.Parents) * parentCost
 	}
-	switch {
-	case c.Parents > l.Parents:
+	if c.Parents <= l.Parents && c.Bytes <= l.Bytes {
+		return nil
+	}
+	return c.refuse(l)
+}
+
+// refuse returns the error of the limit that is exceeded.
+func (c *BatchCost) refuse(l BatchLimits) error {
+	if c.Parents > l.Parents {
 		return &engine.Invalid{
 			Field: "parents of the batch",
 			Value: fmt.Sprint(c.Parents, " and more"), Limit: fmt.Sprint("at most ", l.Parents),
 		}
-	case c.Bytes > l.Bytes:
-		return &engine.Invalid{
-			Field: "bytes to be written at once",
-			Value: fmt.Sprint(c.Bytes, " bytes and more"), Limit: fmt.Sprint("at most ", l.Bytes, " bytes"),
-		}
 	}
-	return nil
+	return &engine.Invalid{
+		Field: "bytes to be written at once",
+		Value: fmt.Sprint(c.Bytes, " bytes and more"), Limit: fmt.Sprint("at most ", l.Bytes, " bytes"),
+	}
 }

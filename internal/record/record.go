@@ -121,7 +121,7 @@ func (r *Record) Encode() []byte { return r.Append(make([]byte, 0, r.MaxSize()))
 // with only a payload.
 func (r *Record) MaxSize() int {
 	if r.plain() {
-		return 1 + len(r.Payload)
+		return PlainSize(r.Payload)
 	}
 	n := 3 + 15*binary.MaxVarintLen64 + len(r.Error) + len(r.Payload)
 	for k, v := range r.Headers {
@@ -175,7 +175,7 @@ func (r *Record) flags() uint64 {
 // Append appends the stored form.
 func (r *Record) Append(b []byte) []byte {
 	if r.plain() {
-		return append(append(b, 0), r.Payload...)
+		return AppendPlain(b, r.Payload)
 	}
 	flags := r.flags()
 	b = wire.AppendUint(b, flags)
@@ -250,6 +250,12 @@ func (r *Record) plain() bool {
 	return r.Head == Head{} && r.Error == "" && len(r.Headers) == 0 && len(r.Parents) == 0 &&
 		r.History == nil && r.Notes == nil
 }
+
+// PlainSize is the length of the stored form of a record that has only a payload.
+func PlainSize(payload []byte) int { return 1 + len(payload) }
+
+// AppendPlain appends the stored form of a record that has only a payload.
+func AppendPlain(b, payload []byte) []byte { return append(append(b, 0), payload...) }
 
 // Plain returns the payload of a stored record that has only a payload.
 func Plain(b []byte) (payload []byte, ok bool) {
