@@ -127,7 +127,7 @@ func (op *awaitOp) resolve(s *shard) {
 	o, v, err := s.rules.Outcome(op.id, true)
 	if o == nil && v == engine.Decided && err == nil && s.rules.Broken == nil {
 		s.awaits.Add(op.id, op)
-		s.rules.Wanted |= engine.WantOutcomes
+		s.rules.Want(engine.WantOutcomes)
 		return
 	}
 	if o != nil {

@@ -343,7 +343,7 @@ type memberOp struct {
 func (op *memberOp) resolve(s *shard) {
 	op.at = s.replica
 	if op.how == cluster.MakeLeader {
-		s.rules.SetPlacement(op.peer.Node)
+		s.rules.Mail.SetPlacement(op.peer.Node)
 		op.at.group.Place(op.peer.Node)
 	}
 	s.settleAfterCommit(op)

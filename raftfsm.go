@@ -184,7 +184,7 @@ func (r *replica) load(term uint64) (s *shard, err error) {
 		if err := s.load(uint64(age / time.Millisecond)); err != nil {
 			return err
 		}
-		r.group.Place(s.rules.Placement)
+		r.group.Place(s.rules.Mail.Placement)
 		return nil
 	})
 	return s, err

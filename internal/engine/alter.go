@@ -320,7 +320,7 @@ func (set StateSet) Has(s TaskState) bool { return set&(1<<s) != 0 }
 func (s *State) AlterMany(b *BulkAlteration) (Verdict, error) {
 	for ; b.Next < len(b.IDs) && s.Broken == nil; b.Next++ {
 		id := b.IDs[b.Next]
-		if s.isBehind(id) || s.Spent() {
+		if s.Ties.isBehind(id) || s.Spent() {
 			return Again, nil
 		}
 		var at *located

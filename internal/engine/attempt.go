@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"time"
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
@@ -313,3 +314,146 @@ func (le *leases) isRewritten(id keys.ID) bool {
 
 // MaxCause limits the text of an error that is kept with a task, in bytes.
 const MaxCause = 8 << 10
+
+// keepLeases ends leases whose deadline has passed, and stores the clock of leases if it is time.
+func (s *State) keepLeases() {
+	s.Leases.storeLeaseClock()
+	for more := true; more && s.Broken == nil && !s.Suspects.isClearing() && !s.Spent(); {
+		more = s.Leases.wheel.Advance(int64(s.Reap), 1, s.expire)
+	}
+}
+
+// Grant is a lease as the claimer sees it.
+type Grant struct {
+	Receipt Receipt
+	*LaneKey
+	Attempt  uint32
+	Wait     uint32 // since when the task was ready, ms; at most 49 days
+	Deadline uint64 // wall clock, ms
+	Rec      []byte
+}
+
+// Holder is the holder of a lease.
+type Holder struct {
+	Local  bool   // the lease ends with the process
+	Runner uint32 // the owner's number, which CanceledLease returns
+	// Handled: a handler of Run works on the task. When the lease ends without it, Run calls Fail
+	// as soon as the handler has returned.
+	Handled bool
+	Worker  string // its name, for people; "": it has none
+	Process uint64 // a number that no other process has; 0: not known
+}
+
+// CanceledLease is a lease that ended because its task was canceled.
+type CanceledLease struct {
+	Receipt
+	Runner uint32
+}
+
+// Grant leases the first task of a lane's window for duration ms, and adds the lease to grants.
+// REQUIRES: the window is not empty.
+func (s *State) Grant(l *Lane, duration uint64, to Holder, grants []Grant) ([]Grant, error) {
+	ls := s.Leases.newLease()
+	ls.leases, ls.attempts, ls.duration = 1, 1, duration
+	it := s.Names.ready.Pop(&l.tasks)
+	if _, plain := record.Plain(it.Record); !plain {
+		head, err := record.DecodeHead(it.Record)
+		if err != nil {
+			return grants, fmt.Errorf("%w: task %s: %w", base.ErrCorrupt, keys.FormatID(it.ID), err)
+		}
+		if head.Lease != 0 && !to.Local {
+			ls.duration = head.Lease
+		}
+		ls.leases, ls.attempts = head.Leases+1, head.Attempts+1
+		ls.rewritten, ls.retention, ls.suspect = head.Rewritten, head.Retention, head.Suspect
+		s.Ties.tieLease(ls, &head)
+	}
+	s.noteRead(len(it.Record))
+	ls.id, ls.lane, ls.since = it.ID, l, it.Since
+	ls.local, ls.handled, ls.runner, ls.worker = to.Local, to.Handled, to.Runner, to.Worker
+	process := uint64(0)
+	if s.config.Replicated {
+		process = to.Process
+	}
+	s.Leases.addToRecord(ls, process, 0)
+	cleared := ls.suspect && !s.Suspects.beginSuspect(ls)
+	s.Leases.add(ls, s.Now+ls.duration)
+	s.Leases.copyRecord(ls, it.Record)
+	if cleared {
+		if err := s.clearSuspect(ls); err != nil {
+			return grants, err
+		}
+	}
+	s.Names.emit(EventClaimed, l, ls.id, ls.attempts, "")
+	q := l.queue
+	s.Names.ready.Turn(&l.tasks)
+	q.Counts.Ready--
+	q.Counts.Leased++
+	if q.Gated && q.Settings.Rate > 0 {
+		s.Names.noteGrant(q)
+	}
+	s.Names.touch(q)
+	return append(grants, Grant{
+		Receipt:  ls.receipt(),
+		LaneKey:  &l.LaneKey,
+		Attempt:  ls.attempts,
+		Wait:     s.mint.age(it.Since),
+		Deadline: s.Wall + ls.duration,
+		Rec:      it.Record,
+	}), nil
+}
+
+// tieLease copies a task's ties to its lease.
+func (ti *ties) tieLease(ls *lease, head *record.Head) {
+	ls.ties, ls.tied = head.Ties, head.Ties != record.Ties{}
+	if head.Limit != 0 {
+		ti.limits.enter(head.Limit)
+	}
+}
+
+// What a task's record says of its attempts, and what its handlers say of their work. Both are
+// written only where the record is written anyway: when an attempt ends and the task stays.
+
+// noteAttempt adds the attempt of a lease, which ends, to the record of its task, and what its
+// handler has said.
+func (le *leases) noteAttempt(ls *lease, rec *record.Record, end attemptEnd) {
+	if ls.notes != nil {
+		rec.Notes = ls.notes
+	}
+	if rec.History == nil {
+		rec.History = new(record.History)
+		if ls.leases == 1 {
+			rec.History.FirstReady = keys.SinceMillis(ls.since)
+		}
+	}
+	start := keys.GrantedAt(ls.token)
+	a := record.Attempt{Number: ls.attempts, How: uint8(end.how), Start: start, End: max(start, le.stamp()), Worker: ls.worker}
+	if end.how != EventExpired || end.cause == causeCrash {
+		a.Error = end.cause
+	}
+	rec.History.Add(a)
+}
+
+// Note lets a lease have what its handler says; it is written with the end of the attempt, if the
+// task stays, and lost with the memory of the shard before.
+func (le *leases) Note(r Receipt, n *record.Notes) error {
+	ls := le.held(r)
+	if ls == nil {
+		return le.leaseLost(r)
+	}
+	if ls.notes == nil || n.At > ls.notes.At {
+		le.emitProgress(ls, n)
+	}
+	ls.notes = n
+	return nil
+}
+
+func (le *leases) emitProgress(ls *lease, n *record.Notes) {
+	if n.At == 0 || le.Wanted>>EventProgress&1 == 0 {
+		return
+	}
+	le.Effects.Events = append(le.Effects.Events, Event{
+		Kind: EventProgress, ID: ls.id, Queue: ls.lane.queue.Name, Tenant: ls.lane.Tenant, Attempt: ls.attempts,
+		Time: time.UnixMilli(int64(le.Wall)).UTC(), Progress: n,
+	})
+}

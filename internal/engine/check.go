@@ -1,13 +1,16 @@
 package engine
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 
 	"github.com/cockroachdb/pebble/v2"
 
+	"codeq/internal/keys"
 	"codeq/internal/ready"
 	"codeq/internal/record"
+	"codeq/internal/store"
 )
 
 // checker compares memory with disk.
@@ -62,4 +65,106 @@ func (c *checker) claimable(q *Queue) bool {
 		}
 	}
 	return false
+}
+
+// caches: what they hold of keys, groups and parents is as on disk, and nothing is missing that
+// they should hold.
+func (c *checker) caches() error {
+	s := c.state
+	return errors.Join(
+		checkCache(c, "idempotency key", &s.Ties.uniques),
+		checkCache(c, "group", &s.Ties.turns),
+		checkCache(c, "number of parents", &s.Ties.pending),
+		checkCache(c, "end being told", &s.Ties.notices.ends),
+		checkCache(c, "number of pins", &s.Ties.pins.counts),
+	)
+}
+
+func checkCache[K, V comparable](c *checker, what string, m *writeBackCache[K, V]) error {
+	onDisk := make(map[K]V)
+	err := store.Scan(c.disk, m.prefix, func(key, value []byte) error {
+		k, v, err := m.parse(key, value)
+		onDisk[k] = v
+		return err
+	})
+	if len(m.changed) > 0 {
+		c.report("%d changes of %s are not stored", len(m.changed), what)
+	}
+	listed := 0
+	for k := range onDisk {
+		if !m.isListed(k) {
+			continue
+		}
+		if listed++; !m.prints.Has(m.print(k)) {
+			c.report("%s %v is on disk, and its fingerprint is missing", what, k)
+		}
+	}
+	if n := m.prints.Len(); n != listed {
+		c.report("%s: %d fingerprints of %d entries", what, n, listed)
+	}
+	for k, e := range m.held {
+		v, ok := onDisk[k]
+		if e.present != ok || (e.stored > 0) != ok || ok && e.value != v || e.changed {
+			c.report("%s %v is held as %+v, on disk: %t, %+v", what, k, e, ok, v)
+		}
+		delete(onDisk, k)
+	}
+	if len(m.held) > m.most() {
+		c.report("%d entries of %s are held", len(m.held), what)
+	}
+	if m.whole && len(onDisk) > 0 {
+		c.report("%s is not held: %+v", what, onDisk)
+	}
+	return err
+}
+
+// ready reads the ready tasks of every lane.
+func (c *checker) ready() error {
+	s := c.state
+	return store.Scan(c.disk, keys.Task, func(key, value []byte) error {
+		number, since, id, err := keys.ParseTask(key)
+		if err != nil {
+			return err
+		}
+		l, err := s.Names.laneNumbered(number)
+		if err != nil {
+			return err
+		}
+		ls := s.Leases.byID[id]
+		if ls == nil {
+			it := ready.Item{Pos: ready.Pos{Since: since, ID: id}, Record: bytes.Clone(value)}
+			c.onDisk[l] = append(c.onDisk[l], it)
+		} else if len(ls.copied) > 0 && !bytes.Equal(ls.copied, value) {
+			c.report("record of leased task %s is copied as %x, on disk it is %x", id, ls.copied, value)
+		}
+		return nil
+	})
+}
+
+// lanes: each lane is where it belongs, and its ready tasks are as on disk.
+func (c *checker) lanes() error {
+	s := c.state
+	leased := make(map[*Lane][]uint64)
+	for _, ls := range s.Leases.byID {
+		leased[ls.lane] = append(leased[ls.lane], ls.since)
+	}
+	var lanes []ready.Stored
+	for n, l := range s.Names.lanes.All() {
+		if l == nil {
+			continue
+		}
+		if int(l.number) != n || l.queue.lane(l.Tenant, l.Priority) != l {
+			c.report("lane %d is not where it belongs", n)
+		}
+		if l.tasks.Number != l.number || l.tasks.Queue != &l.queue.Queue || l.tasks.Weight != l.queue.Settings.weight(l.Tenant) {
+			c.report("lane %d is not as its ready tasks have it", n)
+		}
+		lanes = append(lanes, ready.Stored{Lane: &l.tasks, Name: l.queue.Name, Tasks: c.onDisk[l], Leased: leased[l]})
+	}
+	var queues []*ready.Queue
+	for _, q := range s.Names.Queues {
+		queues = append(queues, &q.Queue)
+	}
+	c.errs = append(c.errs, s.Names.ready.Check(lanes, queues)...)
+	return nil
 }

@@ -32,35 +32,6 @@ func (ti *ties) takeTurn(scope uint64, id keys.ID) bool {
 	return false
 }
 
-// passTurn is called when a task of a group ends: the first waiting task is next.
-func (s *State) passTurn(q *Queue, scope uint64, id keys.ID) {
-	v, ok := s.Ties.turns.get(&s.round, scope)
-	if !ok || v.Holder != keys.ID(id) { // it did not have the turn
-		return
-	}
-	if s.Leases.isTurnHeld(scope) {
-		s.Ties.turns.put(&s.round, scope, keys.GroupValue{Waiting: true})
-		s.Ties.wake(q, scope, keys.ID{}, keys.WakeUp)
-		return
-	}
-	if !v.Waiting || s.Ties.cursors.isEmpty(scope) {
-		s.Ties.turns.drop(&s.round, scope)
-		return
-	}
-	if first := s.Ties.firstWaiter(q, scope); first != nil {
-		s.giveTurnTo(first, scope, !s.Ties.cursors.isEmpty(scope))
-		return
-	}
-	s.Ties.turns.put(&s.round, scope, keys.GroupValue{Waiting: true})
-	s.Ties.wake(q, scope, keys.ID{}, keys.WakeUp)
-}
-
-func (s *State) giveTurnTo(at *located, scope uint64, others bool) {
-	s.Ties.turns.put(&s.round, scope, keys.GroupValue{Holder: at.id, Waiting: others})
-	s.Names.unblock(at)
-	s.enter(at.lane, keys.SinceOf(keys.ID(at.id)), at.id, &at.rec.Head, at.rec.Encode())
-}
-
 // parkTurn makes a task wait that has the turn of its group, until the orphan has returned that it
 // has left.
 func (ti *ties) parkTurn(l *Lane, id keys.ID, rec *record.Record) {
@@ -81,34 +52,5 @@ func (ti *ties) unparkTurn(q *Queue, scope uint64, id keys.ID) error {
 	ti.cursors.forget(scope)
 	ti.names.unblock(at)
 	ti.names.place(at.lane, keys.SinceOf(id), id, at.rec.Encode())
-	return nil
-}
-
-// giveTurn gives the turn of a group to the first task that waits for it, or lets the task go on
-// that has it, and was parked.
-func (s *State) giveTurn(q *Queue, scope uint64) error {
-	if v, _ := s.Ties.turns.get(&s.round, scope); v.Holder != (keys.ID{}) {
-		return s.Ties.unparkTurn(q, scope, v.Holder)
-	}
-	var first *located
-	others := s.Ties.turns.hasChanged(scope) // tasks that have begun to wait in this group
-	err := s.Ties.waiting(q, scope, func(n int, at *located) bool {
-		if n > 0 {
-			others = true
-			return false
-		}
-		first = at
-		return true
-	})
-	switch {
-	case err != nil:
-		return err
-	case first != nil:
-		s.giveTurnTo(first, scope, others)
-	case others:
-		s.Ties.wake(q, scope, keys.ID{}, keys.WakeUp)
-	default:
-		s.Ties.turns.drop(&s.round, scope)
-	}
 	return nil
 }

@@ -60,7 +60,7 @@ func (s *State) admitRest(tasks []NewTask, ids []keys.ID, duplicates []int) ([]k
 	}
 	if len(others) > 0 {
 		b.ids = ids
-		s.sendOn(tasks, others, &b)
+		s.Mail.sendOn(tasks, others, &b)
 	}
 	return ids, duplicates
 }
@@ -90,13 +90,13 @@ func (t *NewTask) waitsFor(ids []keys.ID) bool {
 }
 
 // sendOn sends tasks of a batch, whose indexes are in others, to the shard of the first of them.
-func (s *State) sendOn(tasks []NewTask, others []int, b *family) {
+func (ml *mail) sendOn(tasks []NewTask, others []int, b *family) {
 	m := keys.Message{Kind: keys.MsgFlow, Parent: tasks[others[0]].Tied.done}
 	for _, i := range others {
 		t := &tasks[i]
 		rec, err := record.Decode(t.Rec)
 		if err != nil {
-			s.Broken = fmt.Errorf("%w: task of queue %q: %w", base.ErrCorrupt, t.Key.Queue, err)
+			ml.Broken = fmt.Errorf("%w: task of queue %q: %w", base.ErrCorrupt, t.Key.Queue, err)
 			return
 		}
 		for at, p := range rec.Parents {
@@ -127,8 +127,8 @@ func (s *State) sendOn(tasks []NewTask, others []int, b *family) {
 	}
 	slices.SortFunc(m.Siblings, func(a, b keys.ID) int { return bytes.Compare(a[:], b[:]) })
 	m.Siblings = slices.Compact(m.Siblings)
-	home, _ := tasks[others[0]].Home(s.config.Shards)
-	s.Mail.send(home, &m)
+	home, _ := tasks[others[0]].Home(ml.config.Shards)
+	ml.send(home, &m)
 }
 
 // fetchTies reads the holders of the idempotency keys, and of the turns of the groups, of a batch.
@@ -190,9 +190,9 @@ func (r *round) isOwn(parent keys.ID) bool {
 }
 
 // looksUp reports whether taking in tasks looks up parents.
-func (s *State) looksUp(tasks []NewTask) bool {
+func (r *round) looksUp(tasks []NewTask) bool {
 	for i := range tasks {
-		if t := tasks[i].Tied; t != nil && slices.ContainsFunc(t.Parents, s.isOwn) {
+		if t := tasks[i].Tied; t != nil && slices.ContainsFunc(t.Parents, r.isOwn) {
 			return true
 		}
 	}

@@ -3,4 +3,4 @@
 package engine
 
 // sealNextFormat is for the build that knows the next format.
-func (s *State) sealNextFormat() {}
+func (r *round) sealNextFormat() {}

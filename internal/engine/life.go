@@ -6,8 +6,8 @@ import (
 )
 
 // The life of a task. Each arrow is one function, which verbs and upkeep call: those of this file
-// begin the life and end it, grant.go begins a lease, attempt.go ends one, and alter.go does what
-// callers ask for by the ID of a task.
+// begin the life and end it, attempt.go begins a lease and ends it, proceed.go moves on tasks that
+// waited, and alter.go does what callers ask for by the ID of a task.
 //
 //	          admit, enter         Grant              complete
 //	produce ---------> Ready  -------------> Leased ------------> gone, or Done
@@ -95,17 +95,4 @@ func (s *State) end(q *Queue, id keys.ID, t *record.Ties, o Outcome) {
 	if s.Wanted&WantOutcomes != 0 {
 		s.Effects.Endings = append(s.Effects.Endings, Ending{id, o})
 	}
-}
-
-// promote moves on a scheduled task whose time has come. key is where it was found.
-func (s *State) promote(key []byte, due uint64, id keys.ID, l *Lane, head *record.Head, rec []byte) {
-	s.Group.delete(key)
-	s.Names.ready.Promoted(len(rec))
-	l.queue.Counts.Scheduled--
-	s.Names.touch(l.queue)
-	passed := s.Wall - min(s.Wall, due)
-	if head.IsWait(due) {
-		passed = s.periods.now - due
-	}
-	s.enter(l, s.mint.sinceAgo(passed), id, head, rec)
 }

@@ -138,23 +138,6 @@ func (ns *names) recheck(q *Queue) {
 	}
 }
 
-// recheckLimits finds suspects, for which leases may wait, and adds wakeups for the limits of
-// queues that may have room now. Wakeups of limits that are still full do no harm.
-func (s *State) recheckLimits() {
-	s.Suspects.findSuspects()
-	for len(s.Names.rechecks) > 0 && s.Broken == nil && !s.Spent() {
-		r := s.Names.rechecks[0]
-		if s.Broken = s.Ties.recheckNext(r); s.Broken != nil {
-			return
-		}
-		if r.from == nil {
-			s.Names.rechecks[0], s.Names.rechecks = nil, s.Names.rechecks[1:]
-			r.queue.rechecks--
-			s.Names.Rest(r.queue)
-		}
-	}
-}
-
 // recheckNext adds a wakeup for the next scope of a queue in which tasks wait.
 func (ti *ties) recheckNext(r *recheck) error {
 	from, upper := r.from, keys.GroupEnd(keys.AppendNumbered(nil, keys.Blocked, r.queue.Number))
@@ -171,5 +154,3 @@ func (ti *ties) recheckNext(r *recheck) error {
 		return false, nil
 	})
 }
-
-func (s *State) recheckIsDue() bool { return len(s.Names.rechecks)+len(s.Suspects.unread) > 0 }

@@ -60,7 +60,7 @@ func (s *State) Load(clockAge uint64) error {
 		s.Times.loadRecurring,
 		s.Mail.loadSessions,
 		s.Mail.loadInterests,
-		s.loadPlacement,
+		s.Mail.loadPlacement,
 		s.Names.loadTotals,
 		s.Names.sweepAtOpen,
 	} {
@@ -253,4 +253,15 @@ func (ti *ties) loadCaches() error {
 		err = errors.Join(err, m.load(ti.Store.DB()))
 	}
 	return err
+}
+
+// beginLanes sets what load knows of the tasks of each lane, once the leases are known.
+func (s *State) beginLanes() error {
+	for _, l := range s.Names.lanes.All() {
+		if l != nil {
+			s.Names.ready.Load(&l.tasks, l.queue.Counts.Ready)
+		}
+	}
+	s.forgetIdle()
+	return nil
 }

@@ -11,14 +11,14 @@ import (
 const nextFormat = 8
 
 // sealNextFormat stores what the next format adds, with the first group after a shard has risen.
-func (s *State) sealNextFormat() {
-	if s.Format < nextFormat || s.Group.isEmpty() {
+func (r *round) sealNextFormat() {
+	if r.Format < nextFormat || r.Group.isEmpty() {
 		return
 	}
-	switch b, err := store.Lookup(s.Store.DB(), []byte{keys.NextFormat}); {
+	switch b, err := store.Lookup(r.Store.DB(), []byte{keys.NextFormat}); {
 	case err != nil:
-		s.Broken = err
+		r.Broken = err
 	case b == nil:
-		s.Group.set([]byte{keys.NextFormat}, []byte{1})
+		r.Group.set([]byte{keys.NextFormat}, []byte{1})
 	}
 }

@@ -2,11 +2,9 @@ package engine
 
 import (
 	"bytes"
-	"fmt"
 
 	"github.com/cockroachdb/pebble/v2"
 
-	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/store"
 )
@@ -90,17 +88,6 @@ func (ti *ties) pinFor(parent keys.ID, outcome byte) byte {
 	return parentPinned
 }
 
-// repin keeps a completed task for one more child, which is told next.
-// REQUIRES: the task is not moving.
-func (s *State) repin(at *located) {
-	if at.place.At == keys.Forever { // kept for ever, or pinned
-		return
-	}
-	s.Ties.pins.counts.put(&s.round, at.id, keys.PinnedValue{Until: at.place.At}) // pinFor counts the child
-	s.Times.unkeep(at)
-	s.Times.keep(at.lane.queue, keys.Done, at.id, keys.Forever, at.ended, &at.rec)
-}
-
 // pin notes that a child of this shard pins a parent.
 func (ti *ties) pin(parent, child keys.ID) {
 	ti.pins.any = true
@@ -143,34 +130,4 @@ func (ti *ties) unpinParents(child keys.ID, until uint64) bool {
 		ti.Broken = err
 	}
 	return all
-}
-
-// unpinned counts one pin of a task of this shard less. After the last one, the task is kept until
-// its retention has passed. It returns false, and does nothing, if the latest state of the task is
-// not on disk yet.
-func (s *State) unpinned(parent keys.ID, until uint64) bool {
-	if s.Leases.isMoving(parent) {
-		return false
-	}
-	v, ok := s.Ties.pins.counts.get(&s.round, parent)
-	if !ok {
-		return true
-	}
-	v.Until = max(v.Until, until)
-	if v.Count--; v.Count > 0 {
-		s.Ties.pins.counts.put(&s.round, parent, v)
-		return true
-	}
-	at, err := s.locate(parent)
-	if err == nil && (at == nil || at.state != Done) {
-		err = fmt.Errorf("%w: task %s is pinned and is %+v", base.ErrCorrupt, keys.FormatID(parent), at)
-	}
-	if err != nil {
-		s.Broken = err
-		return true
-	}
-	s.Ties.pins.counts.drop(&s.round, parent)
-	s.Times.unkeep(at)
-	s.Times.keep(at.lane.queue, keys.Done, parent, max(v.Until, s.retainedUntil(1)), at.ended, &at.rec)
-	return true
 }

@@ -10,9 +10,6 @@ import (
 // Probe reads and disturbs a State, for the tests of packages that use it. Only the owner uses it.
 type Probe struct{ s *State }
 
-// Probe is for tests.
-func (s *State) Probe() Probe { return Probe{s} }
-
 // IsAtRest is State.isAtRest.
 func (p Probe) IsAtRest() bool { return p.s.isAtRest() }
 

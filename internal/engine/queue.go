@@ -185,3 +185,143 @@ func (ns *names) touchFirst(q *Queue) {
 		ns.Effects.Counted = append(ns.Effects.Counted, Counted{q, q.totals.All})
 	}
 }
+
+// Lane is the line of ready tasks of one (queue, tenant, priority): see ready.Lane, which leads to
+// it by number.
+type Lane struct {
+	LaneKey // never changed: a Grant points to it, and other goroutines read that
+	number  uint32
+	place   int32 // index in the lanes of the queue
+	queue   *Queue
+	tasks   ready.Lane
+}
+
+// LaneKey is the name of a lane in its shard.
+type LaneKey struct {
+	Queue    string
+	Tenant   string
+	Priority uint8
+}
+
+func newLane(number uint32, q *Queue, tenant string, priority uint8) *Lane {
+	return &Lane{
+		LaneKey: LaneKey{q.Name, tenant, priority}, number: number, queue: q,
+		tasks: ready.Lane{
+			Queue: &q.Queue, Number: number, Weight: q.Settings.weight(tenant), Priority: priority, Named: tenant != "",
+		},
+	}
+}
+
+// laneName distinguishes a lane from the others of its queue.
+type laneName struct {
+	tenant   string
+	priority uint8
+}
+
+// fewLanes is how many lanes a queue may have without an index of them.
+const fewLanes = 8
+
+// NextRecord returns the record of the task that State.Next has found.
+func (l *Lane) NextRecord() []byte { return l.tasks.FirstRecord() }
+
+// laneOf returns the lane in memory with ready tasks l.
+func (ns *names) laneOf(l *ready.Lane) *Lane { return ns.lanes.At(int(l.Number)) }
+
+// queueOf returns the queue with ready tasks q; nil if it has left memory.
+func (ns *names) queueOf(q *ready.Queue) *Queue {
+	if of := ns.numbers.At(int(q.Number)); of != nil && &of.Queue == q {
+		return of
+	}
+	return nil
+}
+
+// dropLane drops an idle lane from memory.
+func (ns *names) dropLane(l *Lane) {
+	q := l.queue
+	if ns.ready.Drop(&l.tasks) {
+		ns.show(q)
+	}
+	if q.removeLane(l); q.lanes.Len() == 0 {
+		ns.Rest(q)
+	}
+	ns.lanes.Set(int(l.number), nil)
+	ns.catalogue.loaded.Remove(l.number)
+}
+
+// What a claim of a queue would get.
+
+// head returns the lane whose first task is next in a queue: see ready.Tasks.Head.
+func (ns *names) head(q *Queue) (l *Lane, pending bool) {
+	first, pending, left := ns.ready.Head(&q.Queue)
+	if left {
+		ns.show(q)
+	}
+	if first != nil {
+		l = ns.laneOf(first)
+	}
+	return l, pending
+}
+
+// FirstTask is what a claim of a queue would get here, as far as memory shows.
+type FirstTask struct {
+	Priority uint8
+	Tenant   string
+	Alone    bool   // no other tenant has a task of the priority
+	Since    uint64 // if Alone; the task is not older
+	Share    uint64 // of the tenants that have; see Share
+}
+
+func (ns *names) First(q *Queue) (f FirstTask, ok bool) {
+	if q.Settings.Paused {
+		return f, false
+	}
+	first := ns.ready.First(&q.Queue)
+	if first.Lane == nil {
+		return f, false
+	}
+	l := ns.laneOf(first.Lane)
+	f = FirstTask{Priority: l.Priority, Tenant: l.Tenant, Alone: first.Alone, Share: first.Share}
+	if f.Alone {
+		pos, _, _ := first.Lane.First()
+		f.Since = pos.Since
+	}
+	return f, true
+}
+
+// Queues leave memory when neither the rules nor their owner need them.
+
+// Rest is called when a queue may no longer be needed.
+func (ns *names) Rest(q *Queue) {
+	if !q.resting && q.lanes.Len() == 0 { // else the last of them calls Rest
+		q.resting = true
+		ns.resting = append(ns.resting, q)
+	}
+}
+
+// doubtsAtOnce is how many doubtful queues a group checks once no wakeups are on disk only.
+const doubtsAtOnce = 1 << 10
+
+// hasDoubts reports whether doubtful queues can be checked now.
+func (ti *ties) hasDoubts() bool { return ti.names.doubtful.Len() > 0 && !ti.wakeups.onDisk }
+
+// isUnknown reports whether the rules need nothing that memory has of a queue.
+func (ns *names) isUnknown(q *Queue) bool {
+	return q.lanes.Len() == 0 && q.Counts == keys.Counts{} && len(q.buckets) == 0 && !q.touched && !q.Fed && q.rechecks == 0 &&
+		q.Version == 0 && q.Orphans == 0
+}
+
+// Forget removes a queue that nobody needs from memory.
+func (ns *names) Forget(q *Queue) {
+	c := &ns.catalogue
+	delete(ns.Queues, q.Name)
+	if ns.recent == q {
+		ns.recent = nil
+	}
+	ns.handles.Append(q.Handle)
+	if q.Number != 0 {
+		ns.numbers.Set(int(q.Number), nil)
+		c.current.Remove(q.Number)
+		c.formerQueues.add(q.Name, q.Number, ns.formerMost())
+	}
+	c.gone[c.slot(q.Name)] += q.arrived
+}

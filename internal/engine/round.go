@@ -1,6 +1,13 @@
 package engine
 
-import "codeq/internal/store"
+import (
+	"bytes"
+	"codeq/internal/keys"
+	"codeq/internal/store"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+)
 
 // round is what the rules have at hand while they decide a group: the disk as it is before the
 // group, the time, the room and the budget; and what they collect: the Group to write, and the
@@ -58,6 +65,9 @@ type Start struct {
 // lease that had expired by then is lost.
 func (r *round) Judge(at uint64) { r.Judged = at }
 
+// Want adds kinds to Wanted for the rest of the group.
+func (r *round) Want(kinds KindSet) { r.Wanted |= kinds }
+
 // Break ends the use of the rules: memory and disk may differ from now on.
 func (r *round) Break(err error) { r.Broken = err }
 
@@ -77,4 +87,158 @@ func (r *round) TakeFed() []*Queue {
 		q.Fed = false
 	}
 	return fed
+}
+
+// budget bounds what a part of a group may do. Work that can be divided calls Spent before each
+// unit: it may exceed the budget by one unit.
+type budget struct {
+	begun   bool          // one unit is always free, so that everybody makes progress
+	records int           // entries read and written at which the budget is spent
+	bytes   int           // size of the group, and bytes read, at which it is spent
+	until   time.Duration // by Config.Elapsed
+}
+
+// budgetSize is how much a budget allows.
+type budgetSize struct {
+	Records  int
+	Fraction int // its bytes are GroupBytes divided by this
+	Time     time.Duration
+}
+
+// The budgets of a group. The time limits them on a slow machine, where each must stay below 10 ms,
+// including the unit under way.
+var (
+	UpkeepBudget = budgetSize{Records: 2048, Fraction: 2, Time: 4 * time.Millisecond}
+	CallerBudget = budgetSize{Records: 8192, Fraction: 1, Time: 5 * time.Millisecond}
+)
+
+// BeginBudget begins a budget, at a time.
+func (r *round) BeginBudget(size budgetSize, at time.Duration) {
+	records, bytes := r.Work()
+	r.budget = budget{records: records + size.Records, bytes: bytes + r.config.GroupBytes/size.Fraction, until: at + size.Time}
+}
+
+// BeginShare begins, at a time, a budget that is one of n equal shares of what is left of that of
+// KeepUp.
+func (r *round) BeginShare(n int, at time.Duration) {
+	records, bytes := r.Work()
+	whole := &r.upkeepBudget
+	r.budget = budget{
+		records: records + (whole.records-records)/n,
+		bytes:   bytes + (whole.bytes-bytes)/n,
+		until:   at + (whole.until-at)/time.Duration(n),
+	}
+}
+
+// Spent reports whether the budget of the current work is used up.
+func (r *round) Spent() bool {
+	if !r.budget.begun {
+		r.budget.begun = true
+		return false
+	}
+	return r.isLate()
+}
+
+// isLate is Spent for work that can wait for the next group.
+func (r *round) isLate() bool { return r.isUsedUp() || r.config.Elapsed() >= r.budget.until }
+
+// isUsedUp is Spent without reading the clock.
+func (r *round) isUsedUp() bool {
+	records, bytes := r.Work()
+	return records >= r.budget.records || bytes >= r.budget.bytes
+}
+
+// HasBudget reports whether the group has room for an operation, after n others since the budget
+// began. Reading the clock each time would cost as much as deciding.
+func (r *round) HasBudget(n int) bool {
+	if r.Broken != nil {
+		return false
+	}
+	return n == 0 || !r.isUsedUp() && (n%32 != 0 || r.config.Elapsed() < r.budget.until)
+}
+
+// Work returns how many entries, and how many bytes of them, the owner has read and added to the
+// group so far.
+func (r *round) Work() (records, bytes int) {
+	return r.reading.entries + r.Group.Entries(), r.reading.bytes + r.Group.Size()
+}
+
+// noteRead counts an entry that the owner has read from its store.
+func (r *round) noteRead(bytes int) {
+	r.reading.entries++
+	r.reading.bytes += bytes
+}
+
+// Room is the level of free space on the disk. What goes on at a level goes on at all levels above
+// it. What is written at a level is bounded by what the levels above have let in, so that the
+// reserve below MinFreeBytes is used up step by step: by claims, then by the ends of leases, then
+// by what gives space back. The last half is for the resulting tables and compactions.
+type Room uint8
+
+const (
+	Roomy      Room = iota
+	RoomLow         // below MinFreeBytes: what adds tasks is refused
+	RoomScarce      // below 3/4 of it: leases are ended and extended, and none is granted
+	RoomNone        // below 1/2: only what gives space back is written
+	RoomEmpty       // below 1/4: nothing is written
+)
+
+func (r Room) String() string {
+	return [...]string{"enough", "low", "scarce", "none", "empty"}[r]
+}
+
+// HasRoom reports whether there is room for what goes on down to a level.
+func (r *round) HasRoom(level Room) bool { return r.Room <= level }
+
+// rangeReader reads a range as it was before the group, with one iterator for the whole group.
+type rangeReader struct {
+	prefix byte
+	it     *pebble.Iterator // nil until needed
+}
+
+func (r *rangeReader) open(in *round) (it *pebble.Iterator, err error) {
+	if r.it == nil {
+		lower, upper := keys.Range(r.prefix)
+		r.it, err = in.Store.DB().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+	}
+	return r.it, store.Error(err)
+}
+
+// read is State.read of an entry as it was before the group.
+func (r *rangeReader) read(in *round, key []byte) ([]byte, error) {
+	it, err := r.open(in)
+	if err != nil {
+		return nil, err
+	}
+	limit := append(bytes.Clone(key), 0)
+	found := false
+	if it.Valid() && bytes.Compare(it.Key(), key) < 0 { // it is often the next one
+		found = it.NextWithLimit(limit) == pebble.IterValid && bytes.Equal(it.Key(), key)
+	}
+	if !found && it.SeekGEWithLimit(key, limit) != pebble.IterValid {
+		in.noteRead(0)
+		return nil, store.Error(it.Error())
+	}
+	v, err := it.ValueAndErr()
+	in.noteRead(len(v))
+	return bytes.Clone(v), store.Error(err)
+}
+
+// waiter is the blocked task at the reader's position.
+func (r *rangeReader) waiter(in *round) (w waiter, err error) {
+	_, _, id, err := keys.ParseGrouped(r.it.Key())
+	if err != nil {
+		return w, err
+	}
+	v, err := r.it.ValueAndErr()
+	in.noteRead(len(v))
+	return waiter{id, bytes.Clone(v)}, store.Error(err)
+}
+
+func (r *rangeReader) close(in *round) {
+	if r.it != nil {
+		in.walked += uint64(r.it.Stats().ForwardStepCount[pebble.InternalIterCall])
+		_ = r.it.Close() // its error is that of it.Error
+		r.it = nil
+	}
 }

@@ -4,11 +4,8 @@ import (
 	"bytes"
 	"cmp"
 
-	"github.com/cockroachdb/pebble/v2"
-
 	"codeq/internal/container/timeheap"
 	"codeq/internal/keys"
-	"codeq/internal/record"
 )
 
 // times holds what happens because its time has come: scheduled tasks become ready, kept tasks are
@@ -63,64 +60,26 @@ func (tm *times) firstScheduled() dueCursor {
 	return first
 }
 
-// promoteDue moves on the scheduled tasks whose time has come.
-// REQUIRES: the group has scheduled no task, and moved no scheduled one: the cursors become what
-// disk says.
-func (s *State) promoteDue() {
-	until := min(s.Wall, s.periods.now)
-	reached := s.promoteFrom(s.Times.firstScheduled(), until)
-	s.Times.nextDue.raise(reached)
-	s.Times.nextWait.raise(reached)
-	if s.Broken != nil || reached.at <= until || !s.Times.promoteIsDue() { // the budget was spent first
+func (tm *times) promoteIsDue() bool { return tm.nextDue.at <= tm.Wall || tm.past(tm.nextWait.at) }
+
+// The defaults of Config.TrimBytes and Config.TrimLane: see ready.Config.
+const (
+	TrimBytes = 16 << 20
+	TrimLane  = 256 << 10
+)
+
+func (tm *times) trimIsDue() bool { return tm.names.ready.TrimAt(tm.Tight) <= tm.Uptime }
+
+// trim deletes by range what is dead in the ranges Task and Scheduled, before all other keys.
+func (tm *times) trim() {
+	if !tm.Group.Batch.Empty() || len(tm.Group.tasks) > 0 { // load has put something into it
 		return
 	}
-	later := &s.Times.nextWait
-	if s.Wall > s.periods.now {
-		later = &s.Times.nextDue
+	_, end := keys.Range(keys.Scheduled)
+	if first := tm.firstScheduled(); first != nothingDue {
+		end = keys.AppendScheduled(nil, first.at, first.name)
 	}
-	*later = s.promoteFrom(*later, max(s.Wall, s.periods.now))
-}
-
-// promoteFrom moves on the tasks that are due, of the entries from a position up to a time. It
-// returns where the others begin.
-func (s *State) promoteFrom(from dueCursor, until uint64) (reached dueCursor) {
-	if reached = nothingDue; from == reached {
-		return reached
+	if tm.names.ready.Trim(tm.Group.Batch, end, tm.Spent) > 0 {
+		tm.Group.Ranged, tm.Group.Trimmed = true, true
 	}
-	lower := keys.AppendScheduled(nil, from.at, from.name)
-	_, upper := keys.Range(keys.Scheduled)
-	s.Broken = s.walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
-		due, id, err := keys.ParseScheduled(it.Key())
-		if err != nil {
-			return false, err
-		}
-		if due > until || s.Spent() {
-			reached = dueCursor{due, id}
-			return false, nil
-		}
-		v, err := it.ValueAndErr()
-		if err != nil {
-			return false, err
-		}
-		number, rec, err := keys.SplitLane(v)
-		if err != nil {
-			return false, err
-		}
-		head, err := record.DecodeHead(rec)
-		if err != nil {
-			return false, err
-		}
-		if head.IsWait(due) && due > s.periods.now || !head.IsWait(due) && due > s.Wall {
-			return true, nil
-		}
-		l, err := s.Names.laneNumbered(number)
-		if err != nil {
-			return false, err
-		}
-		s.promote(it.Key(), due, id, l, &head, append([]byte(nil), rec...))
-		return true, nil
-	})
-	return reached
 }
-
-func (tm *times) promoteIsDue() bool { return tm.nextDue.at <= tm.Wall || tm.past(tm.nextWait.at) }

@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"reflect"
+	"slices"
 	"strconv"
+	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
@@ -254,30 +257,115 @@ func (s *Settings) weight(tenant string) int32 {
 	return int32(max(1, s.TenantWeights[tenant]))
 }
 
-// Configure adopts settings of a queue, and sends them to the other shards, if their version
-// follows the current one; late: other settings were faster.
-func (s *State) Configure(queue string, value []byte) (late bool, err error) {
-	c, err := ParseSettings(value)
-	if err != nil {
-		return false, fmt.Errorf("settings of queue %q: %w", queue, err)
+// A queue that has a rate remembers when its last task was leased, by the clock of periods, so that
+// the rate goes on after a restart or with another leader. It is stored with the lease, at most
+// once in grantEvery. Queues without a rate have no such entry.
+
+const (
+	// grantEvery is how long after a stored grant others are not stored, ms.
+	grantEvery = 1000
+	// noGrant is stored when a queue gets a rate: no task was leased since.
+	noGrant = 0
+	// grantsAtOnce bounds how many missing entries a group adds.
+	grantsAtOnce = 64
+)
+
+func grantedKey(queue string) []byte { return append([]byte{keys.Granted}, queue...) }
+
+// noteGrant is called for a lease of a queue that has a rate.
+func (ns *names) noteGrant(q *Queue) {
+	if now := ns.periods.now; q.granted == noGrant || now-q.granted >= grantEvery {
+		ns.storeGrant(q, now)
 	}
-	if c.Version != s.Names.versionOf(queue)+1 {
-		return true, nil
+}
+
+func (ns *names) storeGrant(q *Queue, at uint64) {
+	ns.periods.made = true
+	q.granted = at
+	ns.Group.set(grantedKey(q.Name), keys.AppendNumber(ns.value[:0], at))
+}
+
+// SinceGrant returns how long ago the last lease of a queue was that is stored, ms; Never: there
+// was none since it has its rate.
+func (ns *names) SinceGrant(q *Queue) uint64 {
+	if q.granted == noGrant {
+		return Never
 	}
-	if c.Settings.isZero() {
-		none := keys.SettingsValue{Version: c.Version, JSON: keys.NoSettings}
-		if bytes.HasSuffix(value, keys.DeleteQueue) {
-			none.JSON = keys.QueueIsGone
+	return ns.periods.now - min(q.granted, ns.periods.now)
+}
+
+// followRate is called when the settings of a queue have changed.
+func (ns *names) followRate(q *Queue, before *Settings) {
+	switch has := q.Settings.Rate > 0; {
+	case has == (before.Rate > 0):
+	case has:
+		ns.storeGrant(q, noGrant)
+	default:
+		q.granted = noGrant
+		ns.Group.delete(grantedKey(q.Name))
+	}
+}
+
+// loadGrants reads the last grants. A queue that has a rate and no entry may have had one right
+// now.
+// REQUIRES: the settings are loaded, and the clock of periods is set.
+func (ns *names) loadGrants() error {
+	for _, q := range ns.settled.queues.All() {
+		if q != nil && q.Settings.Rate > 0 {
+			q.granted = ns.periods.now
+			ns.ungranted = append(ns.ungranted, q)
 		}
-		s.Names.removeSettings(queue, none)
-		value = none.Append(nil)
-		c.Value = value
 	}
-	s.Names.adopt(queue, c)
-	for to := range s.config.Shards {
-		if to != s.config.Shard {
-			s.Mail.send(to, &keys.Message{Kind: keys.MsgSettings, Queue: queue, Settings: value})
+	known := make(map[*Queue]bool)
+	err := store.Scan(ns.Store.DB(), keys.Granted, func(key, value []byte) error {
+		at, err := keys.ParseNumber(bytes.Clone(value))
+		if err != nil {
+			return fmt.Errorf("%w: last grant of queue %q: %w", base.ErrCorrupt, key[1:], err)
+		}
+		if q := ns.Queues[string(key[1:])]; q != nil && q.Settings.Rate > 0 {
+			q.granted, known[q] = min(at, ns.periods.now), true
+		}
+		return nil
+	})
+	ns.ungranted = slices.DeleteFunc(ns.ungranted, func(q *Queue) bool { return known[q] })
+	return err
+}
+
+// sealGrants stores when the rates of queues began of which that was not known, some in a group.
+func (ns *names) sealGrants() {
+	if len(ns.ungranted) == 0 || ns.Group.isEmpty() {
+		return
+	}
+	n := min(len(ns.ungranted), grantsAtOnce)
+	for _, q := range ns.ungranted[:n] {
+		if ns.Queues[q.Name] == q && q.Settings.Rate > 0 {
+			ns.storeGrant(q, q.granted)
 		}
 	}
-	return false, nil
+	ns.ungranted = ns.ungranted[n:]
+}
+
+// tenantTable counts in how many shards of a process tenants have turns. It is safe for concurrent
+// use.
+type tenantTable interface {
+	// Hold returns the count of a queue, tenant and priority: one for all shards, until Drop.
+	Hold(q *Queue, tenant string, priority uint8) *atomic.Int32
+	Drop(q *Queue, tenant string, priority uint8)
+}
+
+// renewWeights is called when the weights of a queue's tenants have changed.
+func (ns *names) renewWeights(q *Queue, before map[string]int) {
+	after := q.Settings.TenantWeights
+	if q.lanes.Len() == 0 || maps.Equal(before, after) {
+		return
+	}
+	for _, weights := range []map[string]int{before, after} {
+		for tenant := range weights {
+			for p := range uint8(maxPriority + 1) {
+				if l := q.lane(tenant, p); l != nil {
+					ns.ready.Weigh(&l.tasks, q.Settings.weight(tenant))
+				}
+			}
+		}
+	}
 }

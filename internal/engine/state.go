@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"sync/atomic"
 	"time"
 
 	"codeq/internal/keys"
@@ -27,8 +28,6 @@ type State struct {
 
 	dead    rangeReader
 	endings endings
-
-	Placement string // the node that is to lead, by hand; "": any; in a cluster only
 
 	steps []upkeepDone
 }
@@ -218,4 +217,105 @@ func (s *State) Refill() bool {
 		}
 	}
 	return true
+}
+
+// forgetQueues reports the queues that the rules no longer need: the owner drops them, unless it
+// needs them itself. A queue with wakeups in memory stays until they are applied. While wakeups are
+// on disk only, a queue that may have some of them is doubtful, and stays as well.
+func (s *State) forgetQueues() {
+	if !s.Ties.wakeups.onDisk {
+		for range min(s.Names.doubtful.Len(), doubtsAtOnce) {
+			s.Names.resting = append(s.Names.resting, s.Names.doubtful.Pop())
+		}
+	}
+	var awakened map[*Queue]bool
+	for _, q := range s.Names.resting {
+		if q.hasWakeups && s.Ties.wakeups.onDisk {
+			s.Names.doubtful.Append(q)
+			continue
+		}
+		if q.resting = false; q.hasWakeups {
+			if awakened == nil {
+				awakened = s.Ties.wakeups.queues()
+			}
+			if q.hasWakeups = awakened[q]; q.hasWakeups {
+				continue // applying the last of them calls Rest
+			}
+		}
+		if q.Suspects != 0 && q.Counts.Blocked == 0 { // they were canceled
+			s.Suspects.forgetSuspects(q)
+		}
+		if s.Names.isUnknown(q) && s.Names.isFiled(q) {
+			s.Effects.Forgotten = append(s.Effects.Forgotten, q)
+		}
+	}
+	clear(s.Names.resting)
+	s.Names.resting = s.Names.resting[:0]
+}
+
+// forgetIdle drops from memory the lanes that have been idle longest, beyond those that may stay,
+// and reports the queues that are no longer needed. Its cost grows with what the group did, and
+// with doubtsAtOnce.
+// REQUIRES: the group is empty.
+func (s *State) forgetIdle() {
+	for idle := s.Names.ready.Idle(); idle != nil; idle = s.Names.ready.Idle() {
+		l := s.Names.laneOf(idle)
+		s.Names.dropLane(l)
+		s.Names.catalogue.formerLanes.add(formerLane{l.queue.Number, laneName{l.Tenant, l.Priority}}, l.number, s.Names.formerMost())
+	}
+	s.forgetQueues()
+}
+
+// closeReaders closes the readers of ranges as they were before the group. Write-back caches close
+// theirs when they are sealed.
+func (s *State) closeReaders() {
+	s.Ties.blocked.close(&s.round)
+	s.Ties.children.close(&s.round)
+	s.dead.close(&s.round)
+	s.Names.totals.reader.close(&s.round)
+	s.Names.totals.written = false
+}
+
+// Share begins to count the turns of tenants, and the suspects at work, in tables of all shards of
+// the process. Without the first the shard has no turns any more; without the second it goes on.
+func (s *State) Share(t tenantTable, suspects suspectTable) {
+	if suspects != nil {
+		s.Suspects.shareSuspects(suspects)
+	}
+	if t == nil {
+		s.Names.ready.Hold = nil
+		for _, l := range s.Names.lanes.All() {
+			if l != nil {
+				s.Names.ready.Weigh(&l.tasks, l.tasks.Weight)
+			}
+		}
+		return
+	}
+	// lanes in rings are counted at their next turns
+	s.Names.ready.Hold = func(of *ready.Lane) *atomic.Int32 {
+		l := s.Names.laneOf(of)
+		return t.Hold(l.queue, l.Tenant, l.Priority)
+	}
+	s.Names.ready.Release = func(of *ready.Lane) {
+		l := s.Names.laneOf(of)
+		t.Drop(l.queue, l.Tenant, l.Priority)
+	}
+}
+
+// Probe is for tests.
+func (s *State) Probe() Probe { return Probe{s} }
+
+// SetPlacement stores which node is to lead the shard, as somebody has decided; "": any.
+func (ml *mail) SetPlacement(node string) {
+	if ml.Placement = node; node == "" {
+		ml.Group.delete([]byte{keys.Placement})
+	} else {
+		ml.Group.set([]byte{keys.Placement}, []byte(node))
+	}
+}
+
+func (ml *mail) loadPlacement() error {
+	node, err := store.Lookup(ml.Store.DB(), []byte{keys.Placement})
+	ml.Placement = string(node)
+	return err
 }

@@ -566,3 +566,26 @@ func (su *suspects) nextPass() uint64 {
 func (c *Config) crashedTooOften(rec *record.Record) bool {
 	return uint64(rec.Crashes) >= crashesPerAttempt*uint64(c.maxAttempts(rec))
 }
+
+func (su *suspects) recheckIsDue() bool { return len(su.names.rechecks)+len(su.unread) > 0 }
+
+// recheckLimits finds suspects, for which leases may wait, and adds wakeups for the limits of
+// queues that may have room now. Wakeups of limits that are still full do no harm.
+func (su *suspects) recheckLimits() {
+	su.findSuspects()
+	for len(su.names.rechecks) > 0 && su.Broken == nil && !su.Spent() {
+		r := su.names.rechecks[0]
+		if su.Broken = su.ties.recheckNext(r); su.Broken != nil {
+			return
+		}
+		if r.from == nil {
+			su.names.rechecks[0], su.names.rechecks = nil, su.names.rechecks[1:]
+			r.queue.rechecks--
+			su.names.Rest(r.queue)
+		}
+	}
+}
+
+func (su *suspects) keepLeasesIsDue() bool {
+	return su.leasesEnd(su.Reap) || su.leases.leaseClockIsDue()
+}

@@ -1,11 +1,13 @@
 package engine
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
+	"codeq/internal/record"
 )
 
 // What callers ask for. Each verb is decided completely, or not at all.
@@ -165,7 +167,7 @@ func (le *leases) Extend(r Receipt, duration uint64) error {
 
 // find finds the task of a verb.
 func (s *State) find(id keys.ID) (*located, Verdict, error) {
-	if s.isBehind(id) {
+	if s.Ties.isBehind(id) {
 		return nil, Again, nil
 	}
 	at, err := s.locate(id)
@@ -199,4 +201,122 @@ func (s *State) Outcome(id keys.ID, late bool) (*Outcome, Verdict, error) {
 	default:
 		return nil, Decided, nil
 	}
+}
+
+// Configure adopts settings of a queue, and sends them to the other shards, if their version
+// follows the current one; late: other settings were faster.
+func (s *State) Configure(queue string, value []byte) (late bool, err error) {
+	c, err := ParseSettings(value)
+	if err != nil {
+		return false, fmt.Errorf("settings of queue %q: %w", queue, err)
+	}
+	if c.Version != s.Names.versionOf(queue)+1 {
+		return true, nil
+	}
+	if c.Settings.isZero() {
+		none := keys.SettingsValue{Version: c.Version, JSON: keys.NoSettings}
+		if bytes.HasSuffix(value, keys.DeleteQueue) {
+			none.JSON = keys.QueueIsGone
+		}
+		s.Names.removeSettings(queue, none)
+		value = none.Append(nil)
+		c.Value = value
+	}
+	s.Names.adopt(queue, c)
+	for to := range s.config.Shards {
+		if to != s.config.Shard {
+			s.Mail.send(to, &keys.Message{Kind: keys.MsgSettings, Queue: queue, Settings: value})
+		}
+	}
+	return false, nil
+}
+
+// ReleaseKey frees an idempotency key; name is used in the error.
+func (s *State) ReleaseKey(hash [keys.UniqueLen]byte, name string) (Verdict, error) {
+	v, ok := s.Ties.uniques.get(&s.round, hash)
+	if ok && s.Ties.isHolderMoving(hash, v.ID) {
+		return Again, nil
+	}
+	if !ok {
+		return Decided, fmt.Errorf("%w: nobody has idempotency key %q", base.ErrNotFound, name)
+	}
+	at, err := s.locateUnended(v.ID)
+	if err != nil {
+		s.Broken = err
+		return Decided, nil
+	}
+	if at != nil && at.rec.Flags&record.HoldsKey != 0 {
+		if !s.HasRoom(RoomScarce) {
+			return Decided, ErrNoRoom
+		}
+		at.rec.Flags &^= record.HoldsKey
+		s.rewrite(at)
+	}
+	s.Ties.freeKey(hash, v)
+	return Decided, nil
+}
+
+// Next returns the lane whose first task a claim of the queue gets, if the claim takes no rank
+// below rank; nil: there is none. pending is as in head, or says that the budget was spent on
+// parking tasks; the queue is then fed again.
+func (s *State) Next(q *Queue, rank uint64) (l *Lane, pending bool) {
+	if q.Settings.Paused {
+		return nil, false
+	}
+	for {
+		l, pending = s.Names.head(q)
+		if l != nil && Rank(l.Priority) < rank {
+			return nil, false
+		}
+		if l == nil || q.Settings.ConcurrencyPerKey == 0 && len(s.Leases.heldTurns) == 0 {
+			return l, pending
+		}
+		head, err := record.DecodeHead(l.tasks.FirstRecord())
+		if err != nil || s.Ties.mayLease(q, &head) { // Grant reports err
+			return l, pending
+		}
+		if s.Spent() {
+			s.feed(q)
+			return nil, true
+		}
+		s.Ties.park(l)
+		if s.Broken != nil {
+			return nil, false
+		}
+	}
+}
+
+// Idleness is the question whether queues are idle, all queues if none is named. It is asked
+// repeatedly.
+type Idleness struct {
+	Queues  []string
+	Arrived uint64 // tasks of the queues that had come from other shards
+	busy    *Queue // one of the named queues that was not idle; nil: none
+}
+
+// Idle answers it. While the queue that was busy the last time still is, the cost does not depend
+// on how many queues are named.
+func (s *State) Idle(i *Idleness) bool {
+	// tasks may be on their way to other shards
+	if s.Mail.out.busy() || i.busy != nil && i.busy.isBusy() {
+		return false
+	}
+	if i.busy = nil; len(i.Queues) == 0 {
+		s.Names.noteTouched()
+		i.Arrived = s.Mail.arrived
+		return s.Names.busy == 0
+	}
+	c := &s.Names.catalogue
+	i.Arrived = 0
+	for _, name := range i.Queues {
+		i.Arrived += c.gone[c.slot(name)]
+		if q := s.Names.Queues[name]; q != nil {
+			if q.isBusy() {
+				i.busy = q
+				return false
+			}
+			i.Arrived += q.arrived
+		}
+	}
+	return true
 }

@@ -3,10 +3,6 @@ package engine
 import (
 	"bytes"
 	"cmp"
-	"fmt"
-	"slices"
-
-	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/keys"
 )
@@ -105,105 +101,7 @@ func (l *wakeupList) queues() map[*Queue]bool {
 	return awakened
 }
 
-// wakeBlocked applies the wakeups. REQUIRES: the group is empty, except for tasks that became due.
-// Some of these may have begun to wait for a turn that a wakeup concerns; giveTurn checks for them.
-func (s *State) wakeBlocked() {
-	todo := s.Ties.wakeups
-	s.Ties.wakeups = wakeupList{onDisk: todo.onDisk, from: todo.from, busy: true}
-	defer s.Ties.blocked.close(&s.round)
-	n := 0
-	for ; n < len(todo.order) && s.Broken == nil && !s.Spent(); n++ {
-		if n%wakeupsSorted == 0 { // their tasks are then read in one pass
-			slices.SortFunc(todo.order[n:min(n+wakeupsSorted, len(todo.order))], wakeup.compare)
-		}
-		m := todo.order[n]
-		if _, newer := s.Ties.wakeups.how[m]; !newer { // else it waits for the next group
-			s.Broken = s.applyWakeup(m, todo.how[m])
-		}
-	}
-	for _, m := range todo.order[n:] {
-		if _, newer := s.Ties.wakeups.how[m]; !newer {
-			s.Ties.wakeups.note(m, s.Ties.wakeupKey(m), todo.how[m])
-		}
-	}
-	if s.Ties.wakeups.onDisk && n == len(todo.order) && s.Broken == nil {
-		s.walkWakeups(todo.how)
-	}
-	s.Ties.wakeups.busy = false
-}
-
 func (ti *ties) wakeIsDue() bool { return ti.wakeups.onDisk || len(ti.wakeups.order) > 0 }
-
-// walkWakeups applies the wakeups on disk, except for those that the group has applied or added.
-func (s *State) walkWakeups(applied map[wakeup]byte) {
-	lower, upper := keys.Range(keys.Wake)
-	if s.Ties.wakeups.from != nil {
-		lower = s.Ties.wakeups.from
-	}
-	s.Ties.wakeups.onDisk, s.Ties.wakeups.from = false, nil
-	s.Broken = s.walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
-		if s.Spent() {
-			s.Ties.wakeups.onDisk, s.Ties.wakeups.from = true, bytes.Clone(it.Key())
-			return false, nil
-		}
-		number, scope, id, err := keys.ParseGrouped(it.Key())
-		if err != nil {
-			return false, err
-		}
-		v, err := it.ValueAndErr()
-		if err != nil {
-			return false, err
-		}
-		q := s.Names.numbers.At(int(number))
-		if len(v) != 1 || q == nil {
-			return false, fmt.Errorf("wakeup %x has value %x", it.Key(), v)
-		}
-		m := wakeup{q, scope, id}
-		_, done := applied[m]
-		_, newer := s.Ties.wakeups.how[m]
-		if done || newer {
-			return true, nil
-		}
-		return true, s.applyWakeup(m, v[0])
-	})
-}
-
-// applyWakeup does what a wakeup says, and removes it.
-func (s *State) applyWakeup(m wakeup, how byte) error {
-	if s.Leases.delaysWakeup(m) {
-		return nil
-	}
-	s.Group.delete(s.Ties.wakeupKey(m))
-	s.Names.Rest(m.queue)
-	switch {
-	case m.scope == 0:
-		return s.wakeTask(m.queue, m.id, how)
-	case m.scope&keys.GroupScopeBit != 0:
-		return s.giveTurn(m.queue, m.scope)
-	case keys.IsSuspectScope(m.scope):
-		return s.Suspects.startSuspects(m.queue)
-	default:
-		return s.Ties.fillLimit(m.queue, m.scope)
-	}
-}
-
-// wakeTask moves on a task whose parents have ended, or cancels it.
-func (s *State) wakeTask(q *Queue, id keys.ID, how byte) error {
-	if s.Group.hasChanged(id) {
-		return nil
-	}
-	at, err := s.Ties.blockedIn(q, 0, id)
-	if at == nil || err != nil { // nil: it was canceled in the meantime
-		return err
-	}
-	if how == keys.WakeCancel {
-		s.cancel(at)
-		return nil
-	}
-	s.Names.unblock(at)
-	s.proceed(at.lane, id, &at.rec.Head, at.rec.Encode())
-	return nil
-}
 
 // blockedIn returns a task that waits in a scope; nil: it does not.
 // REQUIRES: the group has not changed the task.

@@ -66,6 +66,90 @@ func TestShardIsSmall(t *testing.T) {
 	require.LessOrEqual(t, len(files), 6, "%v", files)
 }
 
+// TestStateIsSmall: the rules of a shard are several structs with methods of their own. State joins
+// them, and has few fields and methods itself, in few files. No other package writes its fields, or
+// those of a queue.
+func TestStateIsSmall(t *testing.T) {
+	t.Parallel()
+	inRoot(t)
+	fset, all := Sources(t)
+	engine := filepath.Join("internal", "engine")
+	fields := make(map[string]bool) // that others may read
+	var of, methods, lines int
+	files, own := make(map[string]bool), make(map[string]bool)
+	for _, file := range all[engine] {
+		name := fset.Position(file.Pos()).Filename
+		if base := filepath.Base(name); !strings.HasPrefix(base, "check") && base != "nextformat.go" {
+			files[name] = true
+			lines += fset.Position(file.FileEnd).Line - 1
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.FuncDecl:
+				if receiver(n) == "State" {
+					methods++
+					own[name] = true
+				}
+				return false
+			case *ast.TypeSpec:
+				if st, ok := n.Type.(*ast.StructType); ok {
+					for _, f := range st.Fields.List {
+						if n.Name.Name == "State" {
+							of += max(1, len(f.Names))
+						}
+						if slices.Contains([]string{"State", "round", "Instant", "names", "leases", "mail", "times", "ties", "suspects", "Queue", "Configured"}, n.Name.Name) {
+							for _, id := range f.Names {
+								fields[id.Name] = id.IsExported()
+							}
+						}
+					}
+				}
+			}
+			return true
+		})
+	}
+	require.Positive(t, of)
+	require.LessOrEqual(t, of, 10, "fields of State")
+	require.Positive(t, methods)
+	require.LessOrEqual(t, methods, 101, "methods of State")
+	require.LessOrEqual(t, len(own), 14, "%v", own)
+	require.LessOrEqual(t, len(files), 42, "files of engine, without checkers")
+	require.LessOrEqual(t, lines, 10420, "lines of engine, without checkers")
+	written := func(e ast.Expr) bool {
+		sel, ok := e.(*ast.SelectorExpr)
+		if !ok || !fields[sel.Sel.Name] {
+			return false
+		}
+		switch x := sel.X.(type) {
+		case *ast.Ident:
+			return slices.Contains([]string{"rules", "state"}, x.Name)
+		case *ast.SelectorExpr: // rules.F, rules.Names.F, c.Queue.F
+			in, ok := x.X.(*ast.SelectorExpr)
+			name := x.Sel.Name
+			return slices.Contains([]string{"rules", "Rules", "Queue"}, name) || ok && in.Sel.Name == "rules"
+		}
+		return false
+	}
+	for dir, sources := range all {
+		for _, file := range sources {
+			if dir == engine {
+				continue
+			}
+			ast.Inspect(file, func(n ast.Node) bool {
+				switch n := n.(type) {
+				case *ast.AssignStmt:
+					for _, e := range n.Lhs {
+						require.False(t, written(e), "%v writes a field of the rules", fset.Position(n.Pos()))
+					}
+				case *ast.IncDecStmt:
+					require.False(t, written(n.X), "%v writes a field of the rules", fset.Position(n.Pos()))
+				}
+				return true
+			})
+		}
+	}
+}
+
 // TestSurfaceOfRules bounds the exported names of engine, and the functions and methods of ready;
 // docs/architecture/1-overview.md lists their kinds.
 func TestSurfaceOfRules(t *testing.T) {

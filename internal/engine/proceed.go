@@ -1,0 +1,365 @@
+package engine
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/base"
+	"codeq/internal/keys"
+	"codeq/internal/record"
+	"codeq/internal/store"
+)
+
+// How tasks that wait go on: when the holder of a turn, or of room in a limit, has ended, when the
+// parents of a task have ended, or when suspects may start.
+
+// wakeBlocked applies the wakeups. REQUIRES: the group is empty, except for tasks that became due.
+// Some of these may have begun to wait for a turn that a wakeup concerns; giveTurn checks for them.
+func (s *State) wakeBlocked() {
+	todo := s.Ties.wakeups
+	s.Ties.wakeups = wakeupList{onDisk: todo.onDisk, from: todo.from, busy: true}
+	defer s.Ties.blocked.close(&s.round)
+	n := 0
+	for ; n < len(todo.order) && s.Broken == nil && !s.Spent(); n++ {
+		if n%wakeupsSorted == 0 { // their tasks are then read in one pass
+			slices.SortFunc(todo.order[n:min(n+wakeupsSorted, len(todo.order))], wakeup.compare)
+		}
+		m := todo.order[n]
+		if _, newer := s.Ties.wakeups.how[m]; !newer { // else it waits for the next group
+			s.Broken = s.applyWakeup(m, todo.how[m])
+		}
+	}
+	for _, m := range todo.order[n:] {
+		if _, newer := s.Ties.wakeups.how[m]; !newer {
+			s.Ties.wakeups.note(m, s.Ties.wakeupKey(m), todo.how[m])
+		}
+	}
+	if s.Ties.wakeups.onDisk && n == len(todo.order) && s.Broken == nil {
+		s.walkWakeups(todo.how)
+	}
+	s.Ties.wakeups.busy = false
+}
+
+// walkWakeups applies the wakeups on disk, except for those that the group has applied or added.
+func (s *State) walkWakeups(applied map[wakeup]byte) {
+	lower, upper := keys.Range(keys.Wake)
+	if s.Ties.wakeups.from != nil {
+		lower = s.Ties.wakeups.from
+	}
+	s.Ties.wakeups.onDisk, s.Ties.wakeups.from = false, nil
+	s.Broken = s.walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+		if s.Spent() {
+			s.Ties.wakeups.onDisk, s.Ties.wakeups.from = true, bytes.Clone(it.Key())
+			return false, nil
+		}
+		number, scope, id, err := keys.ParseGrouped(it.Key())
+		if err != nil {
+			return false, err
+		}
+		v, err := it.ValueAndErr()
+		if err != nil {
+			return false, err
+		}
+		q := s.Names.numbers.At(int(number))
+		if len(v) != 1 || q == nil {
+			return false, fmt.Errorf("wakeup %x has value %x", it.Key(), v)
+		}
+		m := wakeup{q, scope, id}
+		_, done := applied[m]
+		_, newer := s.Ties.wakeups.how[m]
+		if done || newer {
+			return true, nil
+		}
+		return true, s.applyWakeup(m, v[0])
+	})
+}
+
+// applyWakeup does what a wakeup says, and removes it.
+func (s *State) applyWakeup(m wakeup, how byte) error {
+	if s.Leases.delaysWakeup(m) {
+		return nil
+	}
+	s.Group.delete(s.Ties.wakeupKey(m))
+	s.Names.Rest(m.queue)
+	switch {
+	case m.scope == 0:
+		return s.wakeTask(m.queue, m.id, how)
+	case m.scope&keys.GroupScopeBit != 0:
+		return s.giveTurn(m.queue, m.scope)
+	case keys.IsSuspectScope(m.scope):
+		return s.Suspects.startSuspects(m.queue)
+	default:
+		return s.Ties.fillLimit(m.queue, m.scope)
+	}
+}
+
+// wakeTask moves on a task whose parents have ended, or cancels it.
+func (s *State) wakeTask(q *Queue, id keys.ID, how byte) error {
+	if s.Group.hasChanged(id) {
+		return nil
+	}
+	at, err := s.Ties.blockedIn(q, 0, id)
+	if at == nil || err != nil { // nil: it was canceled in the meantime
+		return err
+	}
+	if how == keys.WakeCancel {
+		s.cancel(at)
+		return nil
+	}
+	s.Names.unblock(at)
+	s.proceed(at.lane, id, &at.rec.Head, at.rec.Encode())
+	return nil
+}
+
+// passTurn is called when a task of a group ends: the first waiting task is next.
+func (s *State) passTurn(q *Queue, scope uint64, id keys.ID) {
+	v, ok := s.Ties.turns.get(&s.round, scope)
+	if !ok || v.Holder != keys.ID(id) { // it did not have the turn
+		return
+	}
+	if s.Leases.isTurnHeld(scope) {
+		s.Ties.turns.put(&s.round, scope, keys.GroupValue{Waiting: true})
+		s.Ties.wake(q, scope, keys.ID{}, keys.WakeUp)
+		return
+	}
+	if !v.Waiting || s.Ties.cursors.isEmpty(scope) {
+		s.Ties.turns.drop(&s.round, scope)
+		return
+	}
+	if first := s.Ties.firstWaiter(q, scope); first != nil {
+		s.giveTurnTo(first, scope, !s.Ties.cursors.isEmpty(scope))
+		return
+	}
+	s.Ties.turns.put(&s.round, scope, keys.GroupValue{Waiting: true})
+	s.Ties.wake(q, scope, keys.ID{}, keys.WakeUp)
+}
+
+func (s *State) giveTurnTo(at *located, scope uint64, others bool) {
+	s.Ties.turns.put(&s.round, scope, keys.GroupValue{Holder: at.id, Waiting: others})
+	s.Names.unblock(at)
+	s.enter(at.lane, keys.SinceOf(keys.ID(at.id)), at.id, &at.rec.Head, at.rec.Encode())
+}
+
+// giveTurn gives the turn of a group to the first task that waits for it, or lets the task go on
+// that has it, and was parked.
+func (s *State) giveTurn(q *Queue, scope uint64) error {
+	if v, _ := s.Ties.turns.get(&s.round, scope); v.Holder != (keys.ID{}) {
+		return s.Ties.unparkTurn(q, scope, v.Holder)
+	}
+	var first *located
+	others := s.Ties.turns.hasChanged(scope) // tasks that have begun to wait in this group
+	err := s.Ties.waiting(q, scope, func(n int, at *located) bool {
+		if n > 0 {
+			others = true
+			return false
+		}
+		first = at
+		return true
+	})
+	switch {
+	case err != nil:
+		return err
+	case first != nil:
+		s.giveTurnTo(first, scope, others)
+	case others:
+		s.Ties.wake(q, scope, keys.ID{}, keys.WakeUp)
+	default:
+		s.Ties.turns.drop(&s.round, scope)
+	}
+	return nil
+}
+
+// tellChildren is called when a task with children ends.
+// REQUIRES: the group has not added children to the task.
+func (s *State) tellChildren(parent keys.ID, state TaskState) {
+	left := TellAtOnce
+	_, all := s.tellFrom(keys.AppendDependent(nil, parent, keys.ID{})[:1+keys.IDLen], parent, state, func() bool {
+		left--
+		return left < 0 || s.Spent()
+	})
+	if all {
+		s.Ties.allTold(parent)
+		return
+	}
+	s.Ties.notices.ends.put(&s.round, parent, endedRange(state))
+	s.Ties.notices.count++
+}
+
+// tellFrom tells the children of a task, from a key of the range Dependent on, until enough returns
+// true. It returns the key of the first child that is not told; all: everybody is.
+func (s *State) tellFrom(from []byte, parent keys.ID, state TaskState, enough func() bool) (left []byte, all bool) {
+	upper := keys.GroupEnd(keys.AppendDependent(nil, parent, keys.ID{})[:1+keys.IDLen])
+	it, err := s.Ties.children.open(&s.round)
+	if err != nil {
+		s.Broken = err
+		return nil, true
+	}
+	at := it.SeekGEWithLimit(from, upper)
+	for ; at == pebble.IterValid; at = it.NextWithLimit(upper) {
+		if enough() {
+			return bytes.Clone(it.Key()), false
+		}
+		v, err := it.ValueAndErr()
+		if err != nil {
+			s.Broken = store.Error(err)
+			return nil, true
+		}
+		s.noteRead(len(v))
+		_, child, err := keys.ParseDependent(it.Key())
+		if err == nil && len(v) != 1 {
+			err = fmt.Errorf("dependent %x has value %x", it.Key(), v)
+		}
+		if err != nil {
+			s.Broken = fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+			return nil, true
+		}
+		if outcome := policy(v[0]).outcomeOf(state); outcome != waiting {
+			s.Group.delete(it.Key())
+			s.tellChild(parent, child, outcome)
+		}
+	}
+	if err := it.Error(); err != nil {
+		s.Broken = store.Error(err)
+	}
+	return nil, true
+}
+
+// tellMore tells the children that earlier groups have left.
+func (s *State) tellMore() {
+	defer s.Ties.children.close(&s.round)
+	t := &s.Ties.notices
+	for s.Broken == nil && t.count > 0 && (t.parent != keys.ID{} || s.Ties.nextToTell()) {
+		end, ok := t.ends.get(&s.round, t.parent)
+		if !ok {
+			s.Broken = fmt.Errorf("%w: task %s has children to be told and has not ended", base.ErrCorrupt, keys.FormatID(t.parent))
+			return
+		}
+		left, all := s.tellFrom(t.from, t.parent, StateIn(end), s.Spent)
+		if !all {
+			t.from = left
+			return
+		}
+		s.Ties.allTold(t.parent)
+		t.ends.drop(&s.round, t.parent)
+		t.count--
+		s.Group.change(t.parent)
+		t.next, t.parent = keys.AppendByID(nil, keys.Telling, t.parent), keys.ID{}
+	}
+}
+
+// repin keeps a completed task for one more child, which is told next.
+// REQUIRES: the task is not moving.
+func (s *State) repin(at *located) {
+	if at.place.At == keys.Forever { // kept for ever, or pinned
+		return
+	}
+	s.Ties.pins.counts.put(&s.round, at.id, keys.PinnedValue{Until: at.place.At}) // pinFor counts the child
+	s.Times.unkeep(at)
+	s.Times.keep(at.lane.queue, keys.Done, at.id, keys.Forever, at.ended, &at.rec)
+}
+
+// unpinned counts one pin of a task of this shard less. After the last one, the task is kept until
+// its retention has passed. It returns false, and does nothing, if the latest state of the task is
+// not on disk yet.
+func (s *State) unpinned(parent keys.ID, until uint64) bool {
+	if s.Leases.isMoving(parent) {
+		return false
+	}
+	v, ok := s.Ties.pins.counts.get(&s.round, parent)
+	if !ok {
+		return true
+	}
+	v.Until = max(v.Until, until)
+	if v.Count--; v.Count > 0 {
+		s.Ties.pins.counts.put(&s.round, parent, v)
+		return true
+	}
+	at, err := s.locate(parent)
+	if err == nil && (at == nil || at.state != Done) {
+		err = fmt.Errorf("%w: task %s is pinned and is %+v", base.ErrCorrupt, keys.FormatID(parent), at)
+	}
+	if err != nil {
+		s.Broken = err
+		return true
+	}
+	s.Ties.pins.counts.drop(&s.round, parent)
+	s.Times.unkeep(at)
+	s.Times.keep(at.lane.queue, keys.Done, parent, max(v.Until, s.retainedUntil(1)), at.ended, &at.rec)
+	return true
+}
+
+// promoteDue moves on the scheduled tasks whose time has come.
+// REQUIRES: the group has scheduled no task, and moved no scheduled one: the cursors become what
+// disk says.
+func (s *State) promoteDue() {
+	until := min(s.Wall, s.periods.now)
+	reached := s.promoteFrom(s.Times.firstScheduled(), until)
+	s.Times.nextDue.raise(reached)
+	s.Times.nextWait.raise(reached)
+	if s.Broken != nil || reached.at <= until || !s.Times.promoteIsDue() { // the budget was spent first
+		return
+	}
+	later := &s.Times.nextWait
+	if s.Wall > s.periods.now {
+		later = &s.Times.nextDue
+	}
+	*later = s.promoteFrom(*later, max(s.Wall, s.periods.now))
+}
+
+// promoteFrom moves on the tasks that are due, of the entries from a position up to a time. It
+// returns where the others begin.
+func (s *State) promoteFrom(from dueCursor, until uint64) (reached dueCursor) {
+	if reached = nothingDue; from == reached {
+		return reached
+	}
+	lower := keys.AppendScheduled(nil, from.at, from.name)
+	_, upper := keys.Range(keys.Scheduled)
+	s.Broken = s.walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+		due, id, err := keys.ParseScheduled(it.Key())
+		if err != nil {
+			return false, err
+		}
+		if due > until || s.Spent() {
+			reached = dueCursor{due, id}
+			return false, nil
+		}
+		v, err := it.ValueAndErr()
+		if err != nil {
+			return false, err
+		}
+		number, rec, err := keys.SplitLane(v)
+		if err != nil {
+			return false, err
+		}
+		head, err := record.DecodeHead(rec)
+		if err != nil {
+			return false, err
+		}
+		if head.IsWait(due) && due > s.periods.now || !head.IsWait(due) && due > s.Wall {
+			return true, nil
+		}
+		l, err := s.Names.laneNumbered(number)
+		if err != nil {
+			return false, err
+		}
+		s.promote(it.Key(), due, id, l, &head, append([]byte(nil), rec...))
+		return true, nil
+	})
+	return reached
+}
+
+// promote moves on a scheduled task whose time has come. key is where it was found.
+func (s *State) promote(key []byte, due uint64, id keys.ID, l *Lane, head *record.Head, rec []byte) {
+	s.Group.delete(key)
+	s.Names.ready.Promoted(len(rec))
+	l.queue.Counts.Scheduled--
+	s.Names.touch(l.queue)
+	passed := s.Wall - min(s.Wall, due)
+	if head.IsWait(due) {
+		passed = s.periods.now - due
+	}
+	s.enter(l, s.mint.sinceAgo(passed), id, head, rec)
+}
