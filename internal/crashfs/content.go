@@ -1,24 +1,24 @@
 package crashfs
 
-// chunkSize is how many bytes a chunk has, but for the last one of a file.
+// chunkSize is the size of each chunk but the last of a file, in bytes.
 const chunkSize = 32 << 10
 
-// blockSize is how many bytes a disk writes at once.
+// blockSize is the unit of a disk's writes, in bytes.
 const blockSize = 4 << 10
 
 // chunk is a part of one or several contents.
 type chunk struct {
 	b      []byte
-	frozen int // so many bytes are those of another content as well, and never change
+	frozen int // so many bytes are shared with another content, and never change
 }
 
-// content is what a file holds: all its chunks but the last are full.
+// content is the content of a file. All chunks but the last are full.
 type content struct {
 	chunks []*chunk
 	size   int
 }
 
-// each calls visit for the parts of the range that begins at off, by chunk.
+// each calls visit for each chunk's part of a range that begins at off.
 func each(off, bytes int, visit func(index, from, to int)) {
 	for end := off + bytes; off < end; {
 		index, from := off/chunkSize, off%chunkSize
@@ -28,7 +28,7 @@ func each(off, bytes int, visit func(index, from, to int)) {
 	}
 }
 
-// readAt fills p from off on, as far as there is something.
+// readAt reads from off until p is full or the content ends.
 func (c *content) readAt(p []byte, off int) (n int) {
 	each(off, min(len(p), max(c.size-off, 0)), func(index, from, to int) {
 		n += copy(p[n:], c.chunks[index].b[from:to])
@@ -36,7 +36,7 @@ func (c *content) readAt(p []byte, off int) (n int) {
 	return n
 }
 
-// writeAt writes p at off; zeros fill the gap between the end and an off beyond it.
+// writeAt writes p at off. If off is beyond the end, it fills the gap with zeros.
 func (c *content) writeAt(p []byte, off int) {
 	if gap := off - c.size; gap > 0 {
 		c.writeAt(make([]byte, gap), c.size)
@@ -47,8 +47,8 @@ func (c *content) writeAt(p []byte, off int) {
 	})
 }
 
-// writable returns the bytes of a chunk, which may be the next one, with room up to to; those from
-// from on can be written.
+// writable returns the bytes of a chunk with room up to to, for writes from from on. The chunk may
+// be a new last one.
 func (c *content) writable(index, from, to int) []byte {
 	if index == len(c.chunks) {
 		c.chunks = append(c.chunks, new(chunk))
@@ -62,7 +62,7 @@ func (c *content) writable(index, from, to int) []byte {
 		}
 		b := make([]byte, size, room)
 		copy(b, ch.b)
-		if shared { // the others keep theirs
+		if shared { // the other contents keep the old chunk
 			ch = new(chunk)
 			c.chunks[index] = ch
 		}
@@ -72,7 +72,7 @@ func (c *content) writable(index, from, to int) []byte {
 	return ch.b
 }
 
-// save makes s what c is, in O(chunks).
+// save copies c to s in O(chunks).
 func (c *content) save(s *content) {
 	s.chunks, s.size = append(s.chunks[:0], c.chunks...), c.size
 	clear(s.chunks[len(s.chunks):cap(s.chunks)])
@@ -81,15 +81,15 @@ func (c *content) save(s *content) {
 	}
 }
 
-// freeze keeps so many bytes as they are. Who finds them frozen does not write: a full chunk may
-// be that of several disks.
+// freeze marks the first bytes as unchangeable. It does not write if they already are, since
+// several disks may share a full chunk.
 func (ch *chunk) freeze(bytes int) {
 	if ch.frozen < bytes {
 		ch.frozen = bytes
 	}
 }
 
-// clone returns a content of another disk: both share the chunks that are full.
+// clone returns a copy for another disk. Both share the full chunks.
 func (c *content) clone() content {
 	var s content
 	c.save(&s)
@@ -101,10 +101,10 @@ func (c *content) clone() content {
 	return s
 }
 
-// take writes the block of from that begins at off.
+// take copies the block at off from from.
 func (c *content) take(from *content, off int) {
 	if index := off / chunkSize; index < len(c.chunks) && c.chunks[index] == from.chunks[index] {
-		return // both share the chunk, which is full
+		return // a full chunk, shared by both
 	}
 	var block [blockSize]byte
 	c.writeAt(block[:from.readAt(block[:], off)], off)

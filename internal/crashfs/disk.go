@@ -1,7 +1,7 @@
-// Package crashfs is a disk in memory that can be copied at any time as a crash would leave it: the
-// machine may have lost what was not synced. It serves tests, those of applications too. Unlike
-// vfs.MemFS, it can be copied whatever is done to it meanwhile, and the same seed gives the same
-// copy. A sync copies no bytes; a copy shares all of a file but its last chunk.
+// Package crashfs is a disk in memory. At any time it can be copied in the state after a crash,
+// which may have lost data that was not synced. It is for tests, also of applications. Unlike
+// vfs.MemFS, it can be copied during any operation, and the same seed gives the same copy. A sync
+// copies no bytes; a copy shares all chunks of a file but the last.
 package crashfs
 
 import (
@@ -31,16 +31,16 @@ var errNoName = errors.New("crashfs: empty file name")
 type Disk struct {
 	mu     sync.RWMutex // guards the fields below, and all nodes
 	root   *node
-	locked map[string]int // by path: -1 for an owner, or how many readers
+	locked map[string]int // by path: -1 for an owner, or the number of readers
 }
 
 var _ vfs.FS = (*Disk)(nil)
 
-// node is a file or a directory. Several names may lead to a file.
+// node is a file or a directory. A file may have several names.
 type node struct {
 	modified time.Time
 
-	data, synced content // of a file; what is synced survives a crash
+	data, synced content // of a file; synced survives a crash
 
 	children       map[string]*node // of a directory; nil: this is a file
 	syncedChildren map[string]*node // nil: it was never synced
@@ -57,14 +57,14 @@ func New() *Disk { return newDisk(newDir()) }
 
 func newDisk(root *node) *Disk { return &Disk{root: root, locked: make(map[string]int)} }
 
-// Clone returns the disk as it is, which is how a process leaves it that is killed. Nothing of the
-// copy can be lost any more.
+// Clone returns a copy in the current state, as after the kill of a process. All of the copy counts
+// as synced.
 func (d *Disk) Clone() *Disk { return d.clone(cloner{killed: true}) }
 
-// CrashClone returns what a machine that loses its power leaves: what was synced and, of each block
-// of a file and each name in a directory that was not, UnsyncedDataPercent in a hundred, as RNG
-// says, which is not asked for 0 and 100. A name that was removed is there until its directory is
-// synced. Nothing of the copy can be lost any more.
+// CrashClone returns a copy in the state after a power loss: all synced data, and each unsynced
+// block of a file or name in a directory with a probability of UnsyncedDataPercent, by RNG. It does
+// not use RNG for 0 and 100. A removed name may come back until its directory is synced. All of the
+// copy counts as synced.
 func (d *Disk) CrashClone(cfg vfs.CrashCloneCfg) *Disk { return d.clone(cloner{cfg: cfg}) }
 
 func (d *Disk) clone(c cloner) *Disk {
@@ -113,7 +113,7 @@ func (c *cloner) clone(n *node) *node {
 	inOrder := slices.SortedFunc(maps.Keys(names), func(a, b string) int { return cmp.Or(old(a)-old(b), cmp.Compare(a, b)) })
 	for _, name := range inOrder {
 		child := names[name]
-		if child.isDir() && c.clones[child] != nil { // it was renamed, and has no name but the new one
+		if child.isDir() && c.clones[child] != nil { // renamed: it only has its new name
 			delete(names, name)
 			continue
 		}
@@ -139,8 +139,8 @@ func (c *cloner) cloneFile(n, clone *node) {
 
 func pathError(op, name string, err error) error { return &os.PathError{Op: op, Path: name, Err: err} }
 
-// parent finds the directory of a name, and the last part of it, which is empty for the root.
-// REQUIRES: d.mu is held.
+// parent returns the directory of a name, and the last part of the name, which is empty for the
+// root. REQUIRES: d.mu is held.
 func (d *Disk) parent(op, name string) (dir *node, last string, err error) {
 	dir = d.root
 	rest := path.Clean("/" + name)[1:]
@@ -160,7 +160,7 @@ func (d *Disk) parent(op, name string) (dir *node, last string, err error) {
 	}
 }
 
-// entry is parent for a name that must not be empty.
+// entry is parent, and refuses an empty name.
 func (d *Disk) entry(op, name string) (dir *node, last string, err error) {
 	dir, last, err = d.parent(op, name)
 	if err == nil && last == "" {
@@ -169,7 +169,7 @@ func (d *Disk) entry(op, name string) (dir *node, last string, err error) {
 	return dir, last, err
 }
 
-// find returns what has a name. REQUIRES: d.mu is held.
+// find returns the node of a name. REQUIRES: d.mu is held.
 func (d *Disk) find(op, name string) (*node, error) {
 	dir, last, err := d.parent(op, name)
 	if err != nil || last == "" {
@@ -181,7 +181,7 @@ func (d *Disk) find(op, name string) (*node, error) {
 	return nil, pathError(op, name, fs.ErrNotExist)
 }
 
-// create makes an empty file. REQUIRES: d.mu is held.
+// create creates an empty file. REQUIRES: d.mu is held.
 func (d *Disk) create(name string) (*node, error) {
 	dir, last, err := d.entry("create", name)
 	if err != nil {
@@ -291,7 +291,7 @@ func (d *Disk) RemoveAll(name string) error {
 	return nil
 }
 
-// rename gives what has a name another one. REQUIRES: d.mu is held.
+// rename moves a node to another name. REQUIRES: d.mu is held.
 func (d *Disk) rename(oldname, newname string) (*node, error) {
 	from, old, err := d.entry("rename", oldname)
 	if err != nil {
@@ -370,7 +370,7 @@ func (d *Disk) Lock(name string) (io.Closer, error) {
 	return d.lock(name, -1), nil
 }
 
-// LockShared locks a file, which must exist, with other readers.
+// LockShared locks an existing file together with other readers.
 func (d *Disk) LockShared(name string) (io.Closer, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -383,7 +383,8 @@ func (d *Disk) LockShared(name string) (io.Closer, error) {
 	return d.lock(name, 1), nil
 }
 
-// lock is of an owner (-1) or a reader (1). REQUIRES: mu is held, and no other lock excludes it.
+// lock adds the lock of an owner (-1) or a reader (1). REQUIRES: mu is held, and no other lock
+// excludes it.
 func (d *Disk) lock(name string, n int) io.Closer {
 	d.locked[name] += n
 	return &fileLock{d, name, n}
@@ -407,8 +408,7 @@ func (l *fileLock) Close() error {
 	return nil
 }
 
-// orderOf gives the names of a directory an order that nobody can rely on, and that is always the
-// same.
+// orderOf sorts the names of a directory in an order that is arbitrary but deterministic.
 func orderOf(name string) uint32 { return crc32.ChecksumIEEE([]byte(name)) }
 
 func (d *Disk) List(name string) ([]string, error) {
@@ -442,7 +442,7 @@ func (*Disk) PathJoin(elem ...string) string { return path.Join(elem...) }
 
 func (*Disk) PathDir(p string) string { return path.Dir(p) }
 
-// GetDiskUsage fails: there is room for what memory has room for.
+// GetDiskUsage fails: only memory limits the disk.
 func (*Disk) GetDiskUsage(string) (vfs.DiskUsage, error) { return vfs.DiskUsage{}, vfs.ErrUnsupported }
 
 func (*Disk) Unwrap() vfs.FS { return nil }

@@ -17,11 +17,11 @@ var (
 	errIsDirectory   = errors.New("crashfs: this is a directory")
 )
 
-// file is a file or a directory that is open. Its node is nil after Close: what uses it panics.
+// file is an open file or directory. Its node is nil after Close, so that later use panics.
 type file struct {
 	disk          *Disk
 	node          *node
-	name          string // it was opened by
+	name          string // as in Open
 	pos           int    // of Read and Write
 	reads, writes bool
 }
@@ -73,7 +73,7 @@ func (f *file) write(p []byte, off int) (int, error) {
 	return len(p), nil
 }
 
-// spoiled is what Write leaves in the bytes that it is given.
+// spoiled overwrites the argument of Write.
 var spoiled [blockSize]byte
 
 func init() {
@@ -82,7 +82,7 @@ func init() {
 	}
 }
 
-// Write changes p, as vfs.File lets it: who relies on p afterwards is found out.
+// Write overwrites p, as vfs.File allows, to reveal callers that rely on p afterwards.
 func (f *file) Write(p []byte) (int, error) {
 	n, err := f.write(p, f.pos)
 	f.pos += n
@@ -122,7 +122,7 @@ func (f *file) Stat() (vfs.FileInfo, error) {
 	return f.node.info(f.name), nil
 }
 
-// info is what a node was at a moment.
+// info is the state of a node at one time.
 type info struct {
 	name     string
 	size     int64

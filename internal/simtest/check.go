@@ -13,8 +13,8 @@ import (
 // task is the state of a task in the model.
 type task struct {
 	phase   phase
-	token   uint64 // of the last lease that was seen
-	attempt int    // the attempts that are counted, that of a lease included
+	token   uint64 // of the last known lease
+	attempt int    // counted attempts, that of a lease included
 }
 
 type phase int
@@ -26,15 +26,15 @@ const (
 	ended
 )
 
-// model is what may become of a task. A lease may expire at any time, and there may be attempts
-// that nobody got to see, since their claim has failed; so an attempt may be any that is higher
-// than the ones before. That leases last as long as they were granted for is checked apart.
+// model describes the possible histories of a task. A lease may expire at any time. Failed claims
+// may have made attempts that no client has seen, so an attempt may have any higher number than the
+// previous ones. checkLeases checks the durations of leases.
 var model = (&porcupine.NondeterministicModel{
 	Init: func() []any { return []any{task{}} },
 	Step: func(state, input, _ any) []any {
 		s, c := state.(task), input.(*Call)
 		var next []any
-		if c.Outcome != Done { // an unknown outcome may be that nothing was done
+		if c.Outcome != Done { // an unknown call may have done nothing
 			next = append(next, s)
 			if c.Outcome != Unknown {
 				return next
@@ -67,7 +67,7 @@ var model = (&porcupine.NondeterministicModel{
 				next = append(next, task{waiting, s.token, s.attempt - 1})
 			}
 		case Read:
-			// The state says no more: a lease may be that of a claim that has failed, or be over.
+			// The state proves no more: a lease may be over, or that of a failed claim.
 			stored := s.phase == waiting || s.phase == leased
 			if stored == (c.state != nil) && (c.state == nil || c.Attempt >= s.attempt) {
 				next = append(next, s)
@@ -78,10 +78,10 @@ var model = (&porcupine.NondeterministicModel{
 	Equal: func(a, b any) bool { return a == b },
 }).ToModel()
 
-// timeout is how long the history of one task may take to check.
+// timeout bounds the check of one task's history.
 const timeout = 20 * time.Second
 
-// checkTask returns what in the history of a task must not be; "": nothing.
+// checkTask returns the error in the history of a task; "": none.
 func checkTask(calls []*Call, shortest func(time.Duration) time.Duration) string {
 	var ops []porcupine.Operation
 	for _, c := range calls {
@@ -101,11 +101,11 @@ func checkTask(calls []*Call, shortest func(time.Duration) time.Duration) string
 	}
 }
 
-// Slack is what rounding to milliseconds may take off a lease.
+// Slack is the maximum that rounding to milliseconds shortens a lease.
 const Slack = 3 * time.Millisecond
 
-// checkLeases makes sure that leases last as long as they were granted or extended for: until then
-// nobody else gets the task, and its holder does not lose it.
+// checkLeases checks that leases last for their granted or extended duration: until then no other
+// claim gets the task, and its holder does not lose it.
 func checkLeases(calls []*Call, shortest func(time.Duration) time.Duration) string {
 	var claims []*Call
 	for _, c := range calls {
@@ -122,8 +122,8 @@ func checkLeases(calls []*Call, shortest func(time.Duration) time.Duration) stri
 				continue
 			}
 			if c.Outcome == Lost && !finished {
-				// An Extend is made again when its answer is lost, and may have shortened the lease
-				// by then.
+				// An Extend is repeated if its answer is lost, and may then have shortened the
+				// lease.
 				if next := c.begin.Add(shortest(c.Duration)); c.Verb == Extend && next.Before(until) {
 					until = next
 				}
@@ -150,14 +150,14 @@ func checkLeases(calls []*Call, shortest func(time.Duration) time.Duration) stri
 	return ""
 }
 
-// count is a call that has counted tasks, and how many.
+// count is a call that counts tasks, with its result.
 type count struct {
 	*Call
 	tasks uint64
 }
 
-// check compares what was counted with the tasks that were there all the time, and those that may
-// have been there at some moment of the call. "" is that nothing is wrong.
+// check compares the result with the number of tasks that certainly existed during the whole call,
+// and of those that may have existed during it. It returns "" if the result is possible.
 func (n count) check(tasks map[int][]*Call) string {
 	var least, most uint64
 	for _, calls := range tasks {

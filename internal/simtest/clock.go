@@ -9,7 +9,7 @@ import (
 
 // WallClock is the wall clock of a machine. It can be set, and drifts.
 type WallClock struct {
-	began time.Time    // the drift counts from then on
+	began time.Time    // start of the drift
 	ahead atomic.Int64 // ns
 	drift atomic.Int64 // parts per million
 }
@@ -22,17 +22,18 @@ func (c *WallClock) Now() time.Time {
 	return now.Add(time.Duration(c.ahead.Load() + drift/1000))
 }
 
-// Set lets the clock be ahead of time, beside its drift, and reports whether that is new.
+// Set sets how far the clock is ahead of time, without its drift, and reports whether that is a
+// change.
 func (c *WallClock) Set(ahead time.Duration) bool { return c.ahead.Swap(int64(ahead)) != int64(ahead) }
 
-// Drift lets the clock gain so many parts per million, since the machine was made.
+// Drift sets the drift of the clock since its start, in parts per million.
 func (c *WallClock) Drift(ppm int64) { c.drift.Store(ppm) }
 
 // MaxRate is by how much a monotonic clock is faster or slower than time at the most, in parts per
-// million. DrawRate gives it a fifth of that at least.
+// million. DrawRate draws at least a fifth of it.
 const MaxRate = 50_000
 
-// DrawRate draws what a monotonic clock gains, in parts per million.
+// DrawRate draws the rate of a monotonic clock, in parts per million more than time.
 func DrawRate(rng *rand.Rand) (ppm int64) {
 	ppm = MaxRate/5 + rng.Int64N(MaxRate*4/5+1)
 	if rng.IntN(2) == 0 {
@@ -45,13 +46,13 @@ func DrawRate(rng *rand.Rand) (ppm int64) {
 type MonoClock struct {
 	mu    sync.Mutex // guards the fields below
 	at    time.Time
-	shows time.Time // it did at that time
-	ppm   int64     // by which it gains since then
+	shows time.Time // the clock's value at that time
+	ppm   int64     // gain since then, in parts per million
 }
 
 func (c *MonoClock) begin() { c.at, c.shows = time.Now(), time.Now() }
 
-// Run lets the clock gain so many parts per million from now on.
+// Run sets the gain of the clock from now on, in parts per million.
 func (c *MonoClock) Run(ppm int64) {
 	now := c.Now()
 	c.mu.Lock()

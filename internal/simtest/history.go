@@ -14,28 +14,28 @@ import (
 	"codeq/internal/base"
 )
 
-// History is every call of the clients of a simulation, and what came of it. A task is known by the
-// serial number in its payload, which no other has; an ID is what the queue calls it. Any goroutine
-// may call its methods.
+// History has every call of the clients of a simulation, with its outcome. The unique serial number
+// in its payload identifies a task; the queue identifies it by an ID. The methods are safe for
+// concurrent use.
 type History[ID TaskID] struct {
 	// Set before the first call.
-	Drifting bool // wall clocks of nodes run at other rates
-	Rates    bool // monotonic clocks do
+	Drifting bool // wall clocks of nodes drift
+	Rates    bool // monotonic clocks run at different rates
 
 	mu       sync.Mutex // guards the fields below
 	clock    int64      // orders the beginnings and ends of calls
 	calls    []*Call
 	serials  int
-	ids      map[int]ID      // under which a payload was seen
-	refused  map[int]error   // payloads that certainly were not stored
-	leaving  map[string]bool // nodes that are being removed, or were
+	ids      map[int]ID      // the ID of each seen payload
+	refused  map[int]error   // payloads that were certainly not stored
+	leaving  map[string]bool // nodes that are being removed, or have been
 	counts   []count
-	broken   bool // the directory of a node has failed, was full, or was an older copy
+	broken   bool // a node's directory has failed, was full, or was an older copy
 	failures []string
-	answered *Call // by a shard: of these calls the one that began last
+	answered *Call // the latest call, by its beginning, that a shard has answered
 }
 
-// TaskID is what a queue calls a task.
+// TaskID is the queue's ID of a task.
 type TaskID interface {
 	comparable
 	fmt.Stringer
@@ -45,7 +45,7 @@ func NewHistory[ID TaskID]() *History[ID] {
 	return &History[ID]{ids: make(map[int]ID), refused: make(map[int]error), leaving: make(map[string]bool)}
 }
 
-// Verb is what a call is to do.
+// Verb is the kind of a call.
 type Verb int
 
 const (
@@ -55,19 +55,19 @@ const (
 	Complete
 	Retry
 	Release
-	Read // what is stored, as a read shows it, or at the end, or in a copy
+	Read // a stored state, of a read, at the end, or in a copy
 )
 
 var verbs = [...]string{"produce", "claim", "extend", "complete", "retry", "release", "stored"}
 
-// Outcome is what came of a call.
+// Outcome is the outcome of a call.
 type Outcome int
 
 const (
 	Done    Outcome = iota
 	Lost            // ErrLeaseLost
 	Never           // certainly not applied, for another reason
-	Unknown         // it may have been applied, or still be
+	Unknown         // it may have been applied, or may be later
 )
 
 var outcomes = [...]string{"ok", "lost", "refused", "unknown"}
@@ -86,12 +86,13 @@ type Call struct {
 
 	call, ret  int64        // by History.clock
 	begin, end time.Time    // of the bubble
-	granted    time.Time    // of a claim, at the earliest
-	latest     time.Time    // of a claim, when it was granted at the latest
-	state      fmt.Stringer // that was read; nil: there is no such task
+	granted    time.Time    // of a claim: earliest time of the grant
+	latest     time.Time    // of a claim: latest time of the grant
+	state      fmt.Stringer // that was read; nil: the task does not exist
 }
 
-// Whenever makes what a call reads be of any moment before its end.
+// Whenever moves the beginning of a read to the beginning of the history: its result may be older
+// than the call.
 func (c *Call) Whenever() { c.call = 0 }
 
 func (c *Call) String() string {
@@ -119,7 +120,7 @@ func (c *Call) String() string {
 	return s
 }
 
-// Begin notes that a call begins.
+// Begin records the beginning of a call.
 func (h *History[ID]) Begin(verb Verb, client int, node string) *Call {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -127,7 +128,7 @@ func (h *History[ID]) Begin(verb Verb, client int, node string) *Call {
 	return &Call{Verb: verb, Client: client, Node: node, call: h.clock, begin: time.Now()}
 }
 
-// Finish says what came of a call. alive is false if the caller died with the node.
+// Finish records the outcome of a call. alive is false if the caller died with the node.
 func (h *History[ID]) Finish(c *Call, err error, alive bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -163,7 +164,7 @@ func (h *History[ID]) mayRefuse(c *Call) bool {
 	return left || disk
 }
 
-// Fail notes what must not be.
+// Fail records an error.
 func (h *History[ID]) Fail(format string, args ...any) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -175,21 +176,21 @@ func (h *History[ID]) fail(format string, args ...any) {
 	h.failures = append(h.failures, fmt.Sprintf(format, args...))
 }
 
-// Leaves notes that a node is about to be removed.
+// Leaves records that a node will be removed.
 func (h *History[ID]) Leaves(node string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.leaving[node] = true
 }
 
-// Breaks notes that a disk fails or is full, or that a directory is an older copy.
+// Breaks records that a disk fails or is full, or that a directory is an older copy.
 func (h *History[ID]) Breaks() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.broken = true
 }
 
-// Now is a moment of the history.
+// Now returns the current time of the history.
 func (h *History[ID]) Now() int64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -197,7 +198,7 @@ func (h *History[ID]) Now() int64 {
 	return h.clock
 }
 
-// RequireSilence makes sure that no call was answered by a shard that has begun after a moment.
+// RequireSilence checks that no shard has answered a call that began after from.
 func (h *History[ID]) RequireSilence(from int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -206,14 +207,14 @@ func (h *History[ID]) RequireSilence(from int64) {
 	}
 }
 
-// Add notes a call of a verb that takes a lease, with its task and lease.
+// Add records a call of a verb that takes a lease, with its task and lease.
 func (h *History[ID]) Add(c Call) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.calls = append(h.calls, &c)
 }
 
-// Payloads are those of n tasks that are about to be produced.
+// Payloads returns the payloads of n new tasks.
 func (h *History[ID]) Payloads(n int) (serials []int, payloads [][]byte) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -225,7 +226,7 @@ func (h *History[ID]) Payloads(n int) (serials []int, payloads [][]byte) {
 	return serials, payloads
 }
 
-// Produced notes a call that was to store some tasks, all or none. It has ids if it is Done.
+// Produced records a call that stores some tasks, all or none. It has ids if it is Done.
 func (h *History[ID]) Produced(c *Call, serials []int, ids []ID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -244,7 +245,7 @@ func (h *History[ID]) Produced(c *Call, serials []int, ids []ID) {
 	}
 }
 
-// seen notes that a payload exists under an ID. REQUIRES: mu is held.
+// seen records the ID of a stored payload. REQUIRES: mu is held.
 func (h *History[ID]) seen(serial int, id ID) {
 	if old, ok := h.ids[serial]; ok && old != id {
 		h.fail("payload %d is that of two tasks, %s and %s", serial, old, id)
@@ -255,21 +256,21 @@ func (h *History[ID]) seen(serial int, id ID) {
 	}
 }
 
-// ClockStep is of what the steps of simulated wall clocks are multiples: so a deadline of any of
-// them tells when the lease was granted.
+// ClockStep divides all steps of simulated wall clocks: so the time of a grant follows from the
+// lease's deadline by any of them.
 const ClockStep = 10 * time.Minute
 
-// underWay is how long a lease may be under way to whoever claims it. It may have been granted for
-// another claim of the same node, before this one began.
+// underWay bounds the time from a grant to the claim's return. The lease may have been granted for
+// an earlier claim of the same node.
 const underWay = 10 * time.Second
 
-// Granted is when a lease was granted, between a time and another one, to a claim that began and
-// ended at the given times, as the deadline of the lease tells.
+// Granted returns the earliest and latest time of a lease's grant, from the times of its claim and
+// its deadline.
 func (h *History[ID]) Granted(begin, end, deadline time.Time, duration time.Duration) (earliest, latest time.Time) {
-	if h.Drifting { // no deadline tells
+	if h.Drifting { // deadlines prove nothing
 		return begin.Add(-underWay), end
 	}
-	// The last moment before the return that the deadline may stand for.
+	// The latest time before the return that matches the deadline.
 	late := end.Add(duration).Sub(deadline) % ClockStep
 	if late < 0 {
 		late += ClockStep
@@ -277,7 +278,7 @@ func (h *History[ID]) Granted(begin, end, deadline time.Time, duration time.Dura
 	return end.Add(-late), end.Add(-late)
 }
 
-// Lease is what a claim has got.
+// Lease is the result of a claim.
 type Lease[ID TaskID] struct {
 	ID       ID
 	Serial   int
@@ -286,7 +287,7 @@ type Lease[ID TaskID] struct {
 	Deadline time.Time
 }
 
-// Claimed notes a claim that is Done, and for how long it wanted the lease.
+// Claimed records a claim that is Done, with the requested duration.
 func (h *History[ID]) Claimed(c *Call, l Lease[ID], duration time.Duration) {
 	one := *c
 	one.Serial, one.Token, one.Attempt, one.Duration = l.Serial, l.Token, l.Attempt, duration
@@ -297,7 +298,7 @@ func (h *History[ID]) Claimed(c *Call, l Lease[ID], duration time.Duration) {
 	h.calls = append(h.calls, &one)
 }
 
-// Task is a task as a read shows it.
+// Task is a task in the result of a read.
 type Task[ID TaskID] struct {
 	ID       ID
 	Serial   int
@@ -305,8 +306,7 @@ type Task[ID TaskID] struct {
 	Attempts int
 }
 
-// Stored notes all that was stored at some moment of a call, which has returned: there is no other
-// task.
+// Stored records all tasks that were stored at some time during a finished call: no others existed.
 func (h *History[ID]) Stored(c *Call, tasks []Task[ID]) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -325,9 +325,9 @@ func (h *History[ID]) Stored(c *Call, tasks []Task[ID]) {
 	}
 }
 
-// Decided leaves out the tasks of which the clients know that they were stored as others. The log
-// of a node that goes on alone, with what it alone knows, may have the produce as a leader that was
-// deposed has decided it, whereas the next leader has decided, and the node has lost, another try.
+// Decided leaves out tasks that clients know by other IDs. The log of a node that goes on alone may
+// have the produce of a deposed leader, while clients know the repetition by the next leader, which
+// this node has lost.
 func (h *History[ID]) Decided(tasks []Task[ID]) []Task[ID] {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -337,7 +337,7 @@ func (h *History[ID]) Decided(tasks []Task[ID]) []Task[ID] {
 	})
 }
 
-// Saw notes what a read has shown of a task; nil: that it is not there, though it was seen before.
+// Saw records the result of a read of one task; nil: a task that existed is missing.
 func (h *History[ID]) Saw(c *Call, serial int, task *Task[ID]) {
 	one := *c
 	one.Serial = serial
@@ -353,15 +353,15 @@ func (h *History[ID]) Saw(c *Call, serial int, task *Task[ID]) {
 	h.calls = append(h.calls, &one)
 }
 
-// Counted notes how many tasks a call has counted.
+// Counted records the result of a call that counts tasks.
 func (h *History[ID]) Counted(c *Call, tasks uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.counts = append(h.counts, count{c, tasks})
 }
 
-// AnyTask draws a task that was seen, or else a payload without one, whose ID is zero: its task may
-// be stored, and nobody has seen the ID yet.
+// AnyTask draws a payload, with its ID if that is known. Otherwise the ID is zero: the task may be
+// stored.
 func (h *History[ID]) AnyTask(rng *rand.Rand) (serial int, id ID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -372,7 +372,7 @@ func (h *History[ID]) AnyTask(rng *rand.Rand) (serial int, id ID) {
 	return serial, h.ids[serial]
 }
 
-// Next is a history that begins with what is stored.
+// Next returns a new history that begins with the stored tasks.
 func (h *History[ID]) Next(tasks []Task[ID]) *History[ID] {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -388,7 +388,7 @@ func (h *History[ID]) Next(tasks []Task[ID]) *History[ID] {
 	return next
 }
 
-// Totals is how much a history has.
+// Totals has the numbers of calls and tasks of a history.
 type Totals struct{ Calls, Tasks, Unknown, Lost int }
 
 func (h *History[ID]) Totals() Totals {
@@ -407,8 +407,8 @@ func (h *History[ID]) Totals() Totals {
 	return t
 }
 
-// Check returns what in the history must not be. REQUIRES: it is not called in a bubble, where its
-// time limit would never pass.
+// Check returns the errors in the history. REQUIRES: the caller is outside a bubble, where its time
+// limit would never pass.
 func (h *History[ID]) Check() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -434,16 +434,16 @@ func (h *History[ID]) Check() []string {
 	return h.failures
 }
 
-// ClockEvery is how often a leader stores the clock of leases, of which the next leader may not
-// know how much it has gone on since.
+// ClockEvery is the interval at which a leader stores the clock of leases. The next leader may not
+// know how far it has advanced since.
 const ClockEvery = 5 * time.Second
 
-// rebase is by how much the clock of leases may jump at changes of the leader, in all while a lease
-// lasts, when monotonic clocks run at rates of their own: the next leader measures the time since
-// the clock was stored, which may be before the lease, by its own.
+// rebase bounds the jumps of the clock of leases at all changes of the leader during a lease, if
+// monotonic clocks run at different rates: the next leader measures the time since the clock was
+// stored by its own clock.
 const rebase = ClockEvery * 2 * MaxRate / 1_000_000
 
-// Shortest is how long a lease lasts at least: leaders measure it by their monotonic clocks.
+// Shortest returns the minimum duration of a lease: leaders measure it by their monotonic clocks.
 func (h *History[ID]) Shortest(d time.Duration) time.Duration {
 	if !h.Rates {
 		return d
@@ -451,7 +451,7 @@ func (h *History[ID]) Shortest(d time.Duration) time.Duration {
 	return (d - rebase) * 1_000_000 / (1_000_000 + MaxRate)
 }
 
-// Longest is how long a lease that is not renewed lasts at most, while time passes for it.
+// Longest returns the maximum duration of a lease that is not renewed, while its clock runs.
 func (h *History[ID]) Longest(d time.Duration) time.Duration {
 	if !h.Rates {
 		return d

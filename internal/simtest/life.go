@@ -9,27 +9,27 @@ import (
 	"codeq/internal/testkit"
 )
 
-// DiskSize is how many bytes a disk has.
+// DiskSize is the size of a disk, in bytes.
 const DiskSize int64 = 1 << 40
 
-// Life is what a process on a machine has of it, from its start to its end, and what befalls it:
-// operations on its disk fail or hang, the disk is full, or the process ends amid its work.
+// Life is a process's view of its machine, from its start to its end, with injected faults:
+// operations on the disk fail or hang, the disk is full, or the process crashes.
 type Life struct {
 	machine *Machine
 	votes   *Votes
 	boot    string
 
-	left  atomic.Int64 // operations before the crash; 0: none is to come
+	left  atomic.Int64 // operations before the crash; 0: no crash is planned
 	crash atomic.Pointer[func()]
 	fails atomic.Pointer[func(op, name string) bool]
 	hang  atomic.Pointer[hang]
 
-	room *testkit.SmallDisk // what there is
-	free atomic.Int64       // what is reported, whatever there is
-	full atomic.Bool        // whatever of the two is little
+	room *testkit.SmallDisk // the room on the disk
+	free atomic.Int64       // the reported free bytes, independent of room
+	full atomic.Bool        // set by Fill
 }
 
-// Start begins a life with what the machine has now.
+// Start begins a life with the current state of the machine.
 func (m *Machine) Start() *Life {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -39,24 +39,24 @@ func (m *Machine) Start() *Life {
 	return l
 }
 
-// Boot is that of the machine in which the life has begun.
+// Boot returns the machine's boot at the start of the life.
 func (l *Life) Boot() string { return l.boot }
 
-// FS is the disk.
+// FS returns the disk with the faults of the life.
 func (l *Life) FS() vfs.FS {
 	return disk{&testkit.HookFS{FS: l.room, Before: l.before, Read: func(name string) { l.await("read", name) }}, l}
 }
 
-// Stables has the terms and votes. To store one is an operation on the disk, "write" of "votes".
+// Stables returns the terms and votes. Storing one is an operation on the disk, "write" of "votes".
 func (l *Life) Stables() raftlog.Stables { return stables{l.votes, l} }
 
-// Log is a log of Raft on the disk. What is read from it fails if "read" of "log" does, whether it
-// has the entry in memory or not.
+// Log returns a log of Raft on the disk. Reads fail if "read" of "log" does, also for entries in
+// memory.
 func (l *Life) Log(g *raftlog.Group) *Log { return &Log{g, l} }
 
-// CrashAfter calls crash before the last of so many operations on the disk. (Time in a bubble
-// passes only when all goroutines wait, and so does a crash that comes at a certain time.) It is
-// false if a crash is to come already.
+// CrashAfter calls crash before the last of so many operations on the disk. (A crash at a given
+// time would come only when all goroutines wait, since time in a bubble passes only then.) It
+// returns false if a crash is already planned.
 func (l *Life) CrashAfter(operations int64, crash func()) bool {
 	if l.left.Load() != 0 {
 		return false
@@ -66,34 +66,34 @@ func (l *Life) CrashAfter(operations int64, crash func()) bool {
 	return true
 }
 
-// Fail makes the operations fail, with testkit.ErrBroken, for which fails is true. They are those
+// Fail makes all operations that fails selects return testkit.ErrBroken. The operations are those
 // of testkit.HookFS, of Stables and of Log.
 func (l *Life) Fail(fails func(op, name string) bool) { l.fails.Store(&fails) }
 
-// hang is operations that do not return.
+// hang selects operations that do not return.
 type hang struct {
 	hangs func(op, name string) bool
 	over  chan struct{} // closed at its end
 }
 
-// Hang makes the operations hang for which hangs is true, until Answer is called. They are those of
-// Fail that change something, "read" of a file and "statfs". It is false if some hang already.
+// Hang makes all operations that hangs selects hang until Answer is called. The operations are the
+// changing ones of Fail, "read" of a file and "statfs". It returns false if some hang already.
 func (l *Life) Hang(hangs func(op, name string) bool) bool {
 	return l.hang.CompareAndSwap(nil, &hang{hangs, make(chan struct{})})
 }
 
-// Answer lets operations that hang go on, if any do.
+// Answer continues the operations that hang, if any.
 func (l *Life) Answer() {
 	if h := l.hang.Swap(nil); h != nil {
 		close(h.over)
 	}
 }
 
-// SetFree makes the file system report so many free bytes, whatever there is.
+// SetFree sets the reported free bytes, independent of the room.
 func (l *Life) SetFree(bytes int64) { l.free.Store(bytes) }
 
-// Limit leaves so many bytes on the disk: what needs more fails. The file system says so, or, as
-// with a quota, does not.
+// Limit leaves so many bytes on the disk: writes beyond fail. If said, the file system reports the
+// limit; otherwise it does not, as with a quota.
 func (l *Life) Limit(bytes int64, said bool) {
 	l.room.Free(bytes)
 	if said {
@@ -101,13 +101,13 @@ func (l *Life) Limit(bytes int64, said bool) {
 	}
 }
 
-// Fill notes that the disk is about to be full. It is false if it is already.
+// Fill records that the disk is filled. It returns false if it already was.
 func (l *Life) Fill() bool { return !l.full.Swap(true) }
 
-// IsFull reports whether the disk was filled, and there is no room again.
+// IsFull reports whether Fill was called, and MakeRoom not yet.
 func (l *Life) IsFull() bool { return l.full.Load() }
 
-// MakeRoom ends what Fill, Limit and SetFree have begun.
+// MakeRoom undoes Fill, Limit and SetFree.
 func (l *Life) MakeRoom() {
 	l.room.Free(DiskSize)
 	l.free.Store(DiskSize)
@@ -123,7 +123,7 @@ func (l *Life) before(op, name string) error {
 	return l.failure(op, name)
 }
 
-// await waits for the end of the operations that hang, if this is one.
+// await waits for Answer if the operation hangs.
 func (l *Life) await(op, name string) {
 	if h := l.hang.Load(); h != nil && h.hangs(op, name) {
 		<-h.over
@@ -137,7 +137,7 @@ func (l *Life) failure(op, name string) error {
 	return nil
 }
 
-// disk is the disk of a life, which says what it is made to say of its room.
+// disk is the disk of a life. It reports Life.free.
 type disk struct {
 	*testkit.HookFS
 	life *Life

@@ -8,7 +8,7 @@ import (
 	"codeq/internal/raftlog"
 )
 
-// Log is a log of Raft whose reads fail when Life.Fail says so.
+// Log is a log of Raft. Life.Fail may make its reads fail.
 type Log struct {
 	*raftlog.Group
 	life *Life
@@ -41,7 +41,7 @@ func (l *Log) GetHead(index uint64, log *raft.Log) (int, error) {
 	return l.Group.GetHead(index, log)
 }
 
-// watcher is told how many bytes are read or stored, if somebody watches.
+// watcher calls a function with the number of bytes read or stored, if one is set.
 type watcher struct {
 	seen atomic.Pointer[func(bytes int)]
 }

@@ -1,7 +1,7 @@
-// Package simtest has what the simulation of a cluster consists of beside queues: the machine that
-// a node runs on, the network between nodes ([Net]), and the history of what clients were told,
-// with its checks. All of it lives in a bubble of testing/synctest, but for History.Check. Tests
-// also look at the stores of closed queues by it, and change them ([StoreContents], [AlterStore]).
+// Package simtest has the parts of a simulated cluster besides queues: the machine of a node, the
+// network between nodes ([Net]), and the history of the clients' calls with its checks. All of it
+// runs in a bubble of testing/synctest, except History.Check. Tests also use it to inspect and
+// change the stores of closed queues ([StoreContents], [AlterStore]).
 package simtest
 
 import (
@@ -14,9 +14,9 @@ import (
 	"codeq/internal/crashfs"
 )
 
-// Machine is what a node has that outlives its processes: a disk, the terms and votes of Raft, and
-// clocks, all in memory. Each process on it has a Life of its own. Any goroutine may call its
-// methods.
+// Machine has the parts of a node that outlive its processes: a disk, the terms and votes of Raft,
+// and clocks, all in memory. Each process on it has its own Life. The methods are safe for
+// concurrent use.
 type Machine struct {
 	Wall WallClock
 	Mono MonoClock
@@ -36,40 +36,40 @@ func NewMachine() *Machine {
 	return m
 }
 
-// Disk is the disk that the next Life has, without the faults of a Life.
+// Disk returns the disk of the next Life, without injected faults.
 func (m *Machine) Disk() *crashfs.Disk {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.disk
 }
 
-// Votes are those that the next Life has.
+// Votes returns the terms and votes of the next Life.
 func (m *Machine) Votes() *Votes {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.votes
 }
 
-// Put gives the machine another disk and other votes. A Life that has begun keeps its own.
+// Put replaces the disk and the votes. An existing Life keeps its own.
 func (m *Machine) Put(disk *crashfs.Disk, votes *Votes) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.disk, m.votes = disk, votes
 }
 
-// Wipe gives the machine a new disk, and no votes.
+// Wipe replaces the disk and the votes by empty ones.
 func (m *Machine) Wipe() { m.Put(crashfs.New(), NewVotes()) }
 
-// Image is a copy of the disk, with what was not synced, and of the votes.
+// Image returns a copy of the disk, unsynced data included, and of the votes.
 func (m *Machine) Image() (*crashfs.Disk, *Votes) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.disk.Clone(), m.votes.Clone()
 }
 
-// Crash ends the process on the machine as a kill -9 does, if percent is 100, or else a power loss,
-// which leaves so many percent of what was not synced. What is left of the process changes nothing
-// that the next Life has.
+// Crash ends the process on the machine: by kill -9 if percent is 100, otherwise by a power loss
+// that keeps percent of the unsynced data. Goroutines of the old process change nothing of the next
+// Life.
 func (m *Machine) Crash(percent int, seed uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -89,14 +89,14 @@ func (m *Machine) Reboot() {
 	m.boot++
 }
 
-// HideBoots makes the machine say that it has run on since its first boot.
+// HideBoots makes the machine report its first boot again.
 func (m *Machine) HideBoots() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.boot = 0
 }
 
-// Boot tells the boots of the machine apart.
+// Boot returns the identity of the current boot.
 func (m *Machine) Boot() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -105,10 +105,9 @@ func (m *Machine) Boot() string {
 
 func bootName(boot int) string { return fmt.Sprint("boot ", boot) }
 
-// WatchReads tells seen how many bytes each entry has that is read from the log of Raft. nil ends
-// that.
+// WatchReads calls seen with the size of each entry read from the log of Raft. nil ends that.
 func (m *Machine) WatchReads(seen func(bytes int)) { m.reads.set(seen) }
 
-// WatchStores tells seen how many bytes are stored in the log of Raft at once, for a follower what
-// a message has brought. nil ends that.
+// WatchStores calls seen with the bytes of each store to the log of Raft; on a follower, the
+// entries of one message. nil ends that.
 func (m *Machine) WatchStores(seen func(bytes int)) { m.stores.set(seen) }

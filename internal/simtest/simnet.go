@@ -12,21 +12,20 @@ import (
 	"time"
 )
 
-// Net is a network in memory between hosts that have names for addresses.
-// Connections are like those of TCP: each direction has a buffer of window bytes, which arrive in
-// order, after a random latency. A direction of a link may have a bandwidth, which its connections
-// share: bytes pass in the order in which they were sent. A direction that is cut keeps its bytes
-// back until it is healed, so that a writer blocks when the buffer is full; nobody is told of a
-// cut. A paused host neither sends nor receives.
+// Net is a network in memory between hosts; their addresses are names. Connections are like those
+// of TCP: each direction has a buffer of window bytes, and bytes arrive in order, after a random
+// latency. A direction of a link may have a bandwidth, shared by its connections: bytes pass in the
+// order of the writes. A cut direction holds its bytes until it is healed, so a writer blocks when
+// the buffer is full; no end is notified of a cut. A paused host neither sends nor receives.
 type Net struct {
-	mu      sync.Mutex // guards everything, that of the connections too
+	mu      sync.Mutex // guards everything, also of connections
 	rng     *rand.Rand
 	latency time.Duration // at most
 	cut     map[link]bool
 	bytes   map[link]int64     // written so far
 	writes  map[link]int       // so far
 	rates   map[link]int64     // bytes per second; 0: no limit
-	busy    map[link]time.Time // until then, with what was sent
+	busy    map[link]time.Time // time until which sent bytes occupy the link
 	delays  map[link]time.Duration
 	dials   map[string]int // of a host, so far
 	paused  map[string]bool
@@ -47,8 +46,8 @@ func NewNet(seed uint64, latency time.Duration) *Net {
 	}
 }
 
-// signal wakes those who wait for it. The net's mu guards it.
-type signal struct{ next chan struct{} } // nil: nobody waits
+// signal wakes waiting goroutines. The net's mu guards it.
+type signal struct{ next chan struct{} } // nil: no goroutine waits
 
 func (s *signal) wait() <-chan struct{} {
 	if s.next == nil {
@@ -71,45 +70,45 @@ func (n *Net) update(f func()) {
 	n.change.wake()
 }
 
-// Sent is how many bytes one host has sent to another.
+// Sent returns the bytes that one host has sent to another.
 func (n *Net) Sent(from, to string) int64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.bytes[link{from, to}]
 }
 
-// Messages is how often one host has written to a connection to another.
+// Messages returns the number of one host's writes to connections to another.
 func (n *Net) Messages(from, to string) int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.writes[link{from, to}]
 }
 
-// Dials is how often others have begun to dial a host.
+// Dials returns the number of dials to a host.
 func (n *Net) Dials(to string) int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.dials[to]
 }
 
-// SetCut cuts or heals one direction of a link, and reports whether it was not so before.
+// SetCut cuts or heals one direction of a link, and reports whether that is a change.
 func (n *Net) SetCut(from, to string, cut bool) (changed bool) {
 	return set(n, n.cut, link{from, to}, cut)
 }
 
-// SetBandwidth limits what one direction of a link passes from now on, in bytes per second; 0:
-// there is no limit. It reports whether that is another limit than before.
+// SetBandwidth limits one direction of a link from now on, in bytes per second; 0: no limit. It
+// reports whether that is a change.
 func (n *Net) SetBandwidth(from, to string, rate int64) (changed bool) {
 	return set(n, n.rates, link{from, to}, rate)
 }
 
-// SetDelay makes what one direction of a link passes from now on arrive later by d, and reports
-// whether that is another delay than before.
+// SetDelay delays the following bytes in one direction of a link by d, and reports whether that is
+// a change.
 func (n *Net) SetDelay(from, to string, d time.Duration) (changed bool) {
 	return set(n, n.delays, link{from, to}, d)
 }
 
-// set sets what holds of a link or a host, and reports whether that is new.
+// set sets a property of a link or a host, and reports whether that is a change.
 func set[K, V comparable](n *Net, values map[K]V, key K, value V) (changed bool) {
 	n.update(func() {
 		changed = values[key] != value
@@ -129,8 +128,8 @@ func (n *Net) Unshape() (changed bool) {
 	return changed
 }
 
-// Isolate cuts a host off from others, in both directions, and reports whether any link was not cut
-// before.
+// Isolate cuts all links of a host to others, in both directions, and reports whether that is a
+// change.
 func (n *Net) Isolate(name string, others []string) (changed bool) {
 	for _, o := range others {
 		if o != name {
@@ -141,8 +140,8 @@ func (n *Net) Isolate(name string, others []string) (changed bool) {
 	return changed
 }
 
-// Heal heals all links, and reports whether any was cut. If reset is set, connections over those
-// that were cut end with an error.
+// Heal heals all links, and reports whether any was cut. If reset is set, connections over cut
+// links end with an error.
 func (n *Net) Heal(reset bool) (changed bool) {
 	n.update(func() {
 		for _, cut := range n.cut {
@@ -158,20 +157,18 @@ func (n *Net) Heal(reset bool) (changed bool) {
 	return changed
 }
 
-// Pause stops a host from sending and receiving, or lets it go on. It reports whether it was not so
-// before.
+// Pause stops or continues all traffic of a host, and reports whether that is a change.
 func (n *Net) Pause(name string, paused bool) (changed bool) {
 	return set(n, n.paused, name, paused)
 }
 
-// Crash ends a host's listener and connections without a word: the other ends notice when something
-// from the host would have reached them. What is on its way is lost.
+// Crash ends a host's listener and connections silently: the other ends get an error as soon as the
+// host can reach them again. Bytes under way are lost.
 func (n *Net) Crash(name string) {
 	n.end(name, func(c *conn) { c.reset, c.peer.gone = true, true })
 }
 
-// Kill ends a host's listener and connections as the end of a process does: what is on its way
-// arrives.
+// Kill ends a host's listener and connections like the end of a process: bytes under way arrive.
 func (n *Net) Kill(name string) {
 	n.end(name, func(c *conn) {
 		c.closed = true
@@ -192,7 +189,7 @@ func (n *Net) end(name string, end func(*conn)) {
 	})
 }
 
-// blocked reports whether nothing passes now. REQUIRES: mu is held.
+// blocked reports whether a link is cut or paused. REQUIRES: mu is held.
 func (n *Net) blocked(from, to string) bool {
 	return n.cut[link{from, to}] || n.paused[from] || n.paused[to]
 }
@@ -204,7 +201,7 @@ func (n *Net) lag() time.Duration {
 	return time.Duration(n.rng.Int64N(int64(n.latency)))
 }
 
-// pass sends so many bytes over a link, and returns when they arrive. REQUIRES: mu is held.
+// pass sends bytes over a link, and returns the time of their arrival. REQUIRES: mu is held.
 func (n *Net) pass(l link, bytes int) time.Time {
 	n.bytes[l] += int64(bytes)
 	at := time.Now()
@@ -218,8 +215,8 @@ func (n *Net) pass(l link, bytes int) time.Time {
 	return at.Add(n.delays[l] + n.lag())
 }
 
-// wait waits for a signal, or until a time; zero: for ever.
-// REQUIRES: mu is held; it is released.
+// wait waits for a signal, or until the earliest of some times; zero times do not count. REQUIRES:
+// mu is held; it is released.
 func (n *Net) wait(change <-chan struct{}, until ...time.Time) {
 	first := time.Time{}
 	for _, t := range until {
@@ -257,7 +254,7 @@ func (n *Net) Listens(name string) bool {
 	return l != nil && !l.closed
 }
 
-// Dial connects the host whose listener is from to another one. It waits while the link is cut.
+// Dial connects the host of the listener from to another host. It waits while the link is cut.
 func (n *Net) Dial(ctx context.Context, from *Listener, to string) (net.Conn, error) {
 	fail := func(err error) error { return &net.OpError{Op: "dial", Net: "sim", Err: fmt.Errorf("%s: %w", to, err)} }
 	n.mu.Lock()
@@ -319,7 +316,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 }
 
-// close refuses further connections. REQUIRES: the net's mu is held.
+// close closes the listener and its backlog. REQUIRES: the net's mu is held.
 func (l *Listener) close() {
 	l.closed = true
 	for _, c := range l.backlog {
@@ -340,7 +337,7 @@ type addr string
 func (addr) Network() string  { return "sim" }
 func (a addr) String() string { return string(a) }
 
-// conn is one end of a connection. What it is to read is in its buffer.
+// conn is one end of a connection. Its segments are the bytes to read.
 type conn struct {
 	net           *Net
 	local, remote string
@@ -353,7 +350,7 @@ type conn struct {
 	toRead, room  signal    // for Read, and for Write; both when a deadline or an end changes
 	closed        bool      // by its user
 	reset         bool      // broken
-	gone          bool      // the other host has lost it, and says so as soon as it can be heard
+	gone          bool      // lost by the other host: an error as soon as that is reachable
 	readDeadline  time.Time
 	writeDeadline time.Time
 }
@@ -363,7 +360,7 @@ type segment struct {
 	data []byte
 }
 
-// broken is why nothing can be read or written; nil if something can. REQUIRES: mu is held.
+// broken returns the reason why reads and writes fail; nil: they do not. REQUIRES: mu is held.
 func (c *conn) broken(deadline time.Time) error {
 	switch {
 	case c.closed:
@@ -433,7 +430,7 @@ func (c *conn) Write(p []byte) (written int, err error) {
 			c.peer.segments = append(c.peer.segments, segment{at, chunk})
 			c.peer.buffered += len(chunk)
 			written, p = written+len(chunk), p[len(chunk):]
-			if len(c.peer.segments) == 1 { // else it waits for the first
+			if len(c.peer.segments) == 1 { // otherwise Read waits for the first segment
 				c.peer.toRead.wake()
 			}
 			n.mu.Unlock()
@@ -458,7 +455,7 @@ func (c *conn) Close() error {
 	return nil
 }
 
-// wake has Read and Write look again. REQUIRES: mu is held.
+// wake wakes Read and Write. REQUIRES: mu is held.
 func (c *conn) wake() {
 	c.toRead.wake()
 	c.room.wake()

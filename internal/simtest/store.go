@@ -20,7 +20,7 @@ import (
 	"codeq/internal/store"
 )
 
-// StoreContents is the content of all files below a directory, by name, but for the lock.
+// StoreContents returns the contents of all files below a directory by name, without the lock.
 func StoreContents(t testing.TB, disk vfs.FS, dir string) map[string]string {
 	t.Helper()
 	names, err := disk.List(dir)
@@ -44,7 +44,7 @@ func StoreContents(t testing.TB, disk vfs.FS, dir string) map[string]string {
 	return files
 }
 
-// AlterStore changes the store of shard 0, which is closed in order then.
+// AlterStore changes the store of shard 0, and closes it in order.
 func AlterStore(t testing.TB, disk vfs.FS, change func(db *pebble.DB)) {
 	t.Helper()
 	const dir = "queue/shard-000"
@@ -55,7 +55,7 @@ func AlterStore(t testing.TB, disk vfs.FS, change func(db *pebble.DB)) {
 	require.NoError(t, integrity.Seal(disk, dir))
 }
 
-// StoreRecords is the keys of the tasks that the store of a shard has.
+// StoreRecords returns the keys of the task records in the store of a shard.
 func StoreRecords(t testing.TB, disk vfs.FS, dir string) map[keys.ID][]byte {
 	t.Helper()
 	db, err := store.OpenForReading(disk, dir)
@@ -72,8 +72,8 @@ func StoreRecords(t testing.TB, disk vfs.FS, dir string) map[keys.ID][]byte {
 	return found
 }
 
-// UnreadableRecords is those of the tasks of a shard of which its store, which is damaged, does not
-// give the record.
+// UnreadableRecords returns the tasks with records that the damaged store of a shard does not
+// return.
 func UnreadableRecords(t testing.TB, disk vfs.FS, dir string, records map[keys.ID][]byte) map[keys.ID]bool {
 	t.Helper()
 	db, err := store.OpenForReading(disk, dir)
@@ -93,7 +93,7 @@ func UnreadableRecords(t testing.TB, disk vfs.FS, dir string, records map[keys.I
 	return lost
 }
 
-// RequirePebbleFormat makes sure of the format of all Pebble stores of a directory.
+// RequirePebbleFormat checks the format of all Pebble stores of a directory.
 func RequirePebbleFormat(t testing.TB, disk vfs.FS, format pebble.FormatMajorVersion) {
 	t.Helper()
 	m, err := manifest.Read(disk, "queue")
@@ -112,7 +112,7 @@ func RequirePebbleFormat(t testing.TB, disk vfs.FS, format pebble.FormatMajorVer
 	}
 }
 
-// ManifestText is the content of the file of a manifest.
+// ManifestText returns the content of the file of a manifest.
 func ManifestText(t testing.TB, m manifest.Manifest) string {
 	t.Helper()
 	b, err := m.Encode()

@@ -12,8 +12,8 @@ import (
 	"codeq/internal/raftlog"
 )
 
-// Votes are the terms and votes of a node, always on disk. They survive Close. By themselves they
-// are those of a process to which nothing befalls.
+// Votes are the terms and votes of a node, always on disk. They survive Close. Used directly, they
+// have no injected faults.
 type Votes struct {
 	mu     sync.Mutex // guards the fields below
 	values map[string][]byte
@@ -23,7 +23,7 @@ var _ raftlog.Stables = (*Votes)(nil)
 
 func NewVotes() *Votes { return &Votes{values: make(map[string][]byte)} }
 
-// Clone is a copy, which does not see what is stored later.
+// Clone returns a copy of the current votes.
 func (v *Votes) Clone() *Votes {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -33,7 +33,7 @@ func (v *Votes) Clone() *Votes {
 func (v *Votes) Group(n uint32) raft.StableStore { return votesOfGroup{v, nil, n} }
 func (v *Votes) Close() error                    { return nil }
 
-// stables is what a life has of the votes.
+// stables are the votes with the faults of a life.
 type stables struct {
 	*Votes
 	life *Life

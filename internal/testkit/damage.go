@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Blocks is where the blocks of a table begin: those of its entries, and those of its index. It
-// closes the table.
+// Blocks returns the offsets of the blocks of a table: of its entries, and of its index. It closes
+// the table.
 func Blocks(t testing.TB, table *sstable.Reader) (data, index []int64) {
 	t.Helper()
 	layout, err := table.Layout()

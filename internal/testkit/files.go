@@ -28,7 +28,7 @@ func WriteFile(t testing.TB, path, content string) {
 	require.NoError(t, os.WriteFile(path, []byte(content), 0o644))
 }
 
-// CopyDirectory copies a directory, also that of an open queue, in which files come and go: then it
+// CopyDirectory copies a directory, also of an open queue: if a file disappears meanwhile, it
 // begins again.
 func CopyDirectory(t testing.TB, from, to string) {
 	t.Helper()
@@ -40,7 +40,8 @@ func CopyDirectory(t testing.TB, from, to string) {
 	require.NoError(t, err)
 }
 
-// RecursiveListing is everything below a directory: by path, the mode and a hash of the content.
+// RecursiveListing returns the mode and a hash of the content of everything below a directory, by
+// path.
 func RecursiveListing(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	all := make(map[string]string)
@@ -82,7 +83,7 @@ func eachLog(t testing.TB, disk *crashfs.Disk, dir string, visit func(vfs.File))
 	}
 }
 
-// LogSize is the size of the largest log of a store.
+// LogSize returns the size of the largest log of a store.
 func LogSize(t testing.TB, disk *crashfs.Disk, dir string) (size int) {
 	t.Helper()
 	eachLog(t, disk, dir, func(f vfs.File) {

@@ -8,21 +8,20 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// ErrBroken is of operations that a test lets fail.
+// ErrBroken is the error of injected failures.
 var ErrBroken = errors.New("the disk is broken")
 
-// HookFS is a file system that asks before it changes anything: an error of
-// Before is that of the operation, which then is not done, or half done if it
-// is a write.
+// HookFS is a file system that calls Before before each change. An error of Before becomes the
+// error of the operation, which is then not done, or half done if it is a write.
 type HookFS struct {
 	vfs.FS
 	Before func(op, name string) error
 	Wrote  func(f vfs.File)  // after a write; may be nil
-	Read   func(name string) // before a file is opened to be read, and before each read; may be nil
+	Read   func(name string) // before a file is opened to read, and each read; may be nil
 }
 
-// Breakable returns a file system on which an operation on the files of shard 0 with an extension
-// fails with an error while broken is set. "begin" is to create or to reuse.
+// Breakable returns a file system. While broken is set, an operation on the files of shard 0 with
+// an extension fails on it. The operation "begin" means create or reuse.
 func Breakable(base vfs.FS, op, extension string, fails error) (fs *HookFS, broken *atomic.Bool) {
 	broken = new(atomic.Bool)
 	return &HookFS{FS: base, Before: func(o, name string) error {

@@ -8,12 +8,12 @@ import (
 	"sync"
 )
 
-// MyErr is an error type of a user; of a nil *MyErr every method panics.
+// MyErr is an error type of a user. Every method of a nil *MyErr panics.
 type MyErr struct{ text string }
 
 func (e *MyErr) Error() string { return e.text }
 
-// HostileErr panics whatever it is asked.
+// HostileErr panics in all its methods.
 type HostileErr struct{}
 
 func (HostileErr) Error() string        { panic("Error") }

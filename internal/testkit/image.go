@@ -13,14 +13,14 @@ import (
 	"codeq/internal/crashfs"
 )
 
-// Image is a disk with files that are not empty, whose bits can be flipped.
+// Image is a disk with nonempty files, to flip their bits.
 type Image struct {
 	Disk    *crashfs.Disk
 	Files   []string          // in their order
 	Content map[string][]byte // by file
 }
 
-// ImageOf reads the files below a directory. REQUIRES: nobody writes them.
+// ImageOf reads the files below a directory. REQUIRES: they do not change meanwhile.
 func ImageOf(t testing.TB, disk *crashfs.Disk, dir string) *Image {
 	t.Helper()
 	i := &Image{Disk: disk, Content: make(map[string][]byte)}
@@ -52,8 +52,8 @@ func (i *Image) add(t testing.TB, dir string) {
 	}
 }
 
-// Flip is a copy of the disk with one bit of a file changed. Other names of the file, as
-// checkpoints have them, keep what it was.
+// Flip returns a copy of the disk with one bit of a file changed. Hard links to the file, such as
+// those of checkpoints, keep the old content.
 func (i *Image) Flip(t testing.TB, name string, bit int) *crashfs.Disk {
 	t.Helper()
 	disk := i.Disk.Clone()

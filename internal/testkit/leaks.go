@@ -10,17 +10,17 @@ import (
 	"time"
 )
 
-// Leaks finds goroutines and files that were not there when a test began.
+// Leaks finds goroutines and files left by a test.
 type Leaks struct{ goroutines, files map[string]string }
 
 // WatchLeaks begins to watch. REQUIRES: no other test runs at the same time.
 func WatchLeaks() *Leaks { return &Leaks{goroutines(), descriptors()} }
 
-// Require fails if there is something that was not there at the beginning.
+// Require fails if there are new goroutines or files since WatchLeaks.
 func (l *Leaks) Require(t testing.TB, when string, args ...any) {
 	t.Helper()
 	var left []string
-	for range 1000 { // a goroutine that has said its last word may not be gone yet
+	for range 1000 { // a goroutine may need a moment to end
 		left = left[:0]
 		for _, had := range []struct{ before, now map[string]string }{
 			{l.goroutines, goroutines()}, {l.files, descriptors()},
@@ -39,8 +39,8 @@ func (l *Leaks) Require(t testing.TB, when string, args ...any) {
 	t.Fatalf("%s: %d goroutines and files left:\n%s", fmt.Sprintf(when, args...), len(left), strings.Join(left, "\n\n"))
 }
 
-// goroutines returns the stacks of the goroutines that run code of this module
-// or of what it is built on, by their names, without that of the caller.
+// goroutines returns the stacks of the goroutines that run code of this module or its dependencies,
+// by their names, without the caller's.
 func goroutines() map[string]string {
 	buf := make([]byte, 1<<22)
 	all := strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
@@ -56,8 +56,8 @@ func goroutines() map[string]string {
 	return found
 }
 
-// descriptors returns what the open file descriptors of the process are, sockets
-// too; nothing where the system does not tell.
+// descriptors returns the open file descriptors of the process, sockets included; none without
+// /proc.
 func descriptors() map[string]string {
 	const dir = "/proc/self/fd"
 	found := make(map[string]string)
@@ -74,13 +74,13 @@ func descriptors() map[string]string {
 	return found
 }
 
-// AbandonsStores is for tests in which stores of Pebble cannot be closed. The log writer of such a
-// store points to the last batch that it has synced; if another store gets this batch from Pebble's
-// pool, it is kept as well, with its log writer, and so each store of the tests that follow. So no
-// other test runs beside this one, and the pool is empty after it.
+// AbandonsStores is for tests with Pebble stores that cannot be closed. The log writer of such a
+// store points to its last synced batch; if another store got this batch from Pebble's pool, it
+// would stay in memory as well, and so would each store of later tests. So no other test may run
+// beside this one, and the pool is emptied after it.
 func AbandonsStores(t testing.TB) {
 	t.Cleanup(func() {
-		runtime.GC() // keeps what is in pools once
+		runtime.GC() // pools survive one collection
 		runtime.GC()
 	})
 }

@@ -16,18 +16,18 @@ import (
 	"codeq/internal/guard"
 )
 
-// Injected is what tests have codeq panic with. All other panics of codeq's own, which it contains,
-// are bugs: Main fails for them, whichever test they are of.
+// Injected is the value of panics that tests inject into codeq. All other panics in codeq's own
+// code are bugs, although it recovers them: Main fails for them in any test.
 type Injected string
 
 func (p Injected) Error() string { return isInjected + string(p) }
 
 const isInjected = "injected: "
 
-// wasInjected recognizes such a panic, and those that another goroutine makes of it.
+// wasInjected recognizes an injected panic, also if another goroutine has wrapped it.
 func wasInjected(value string) bool { return strings.Contains(value, isInjected) }
 
-// panicList is the panics of codeq's own that no test has injected.
+// panicList has the panics in codeq's own code that no test has injected.
 type panicList struct {
 	mu    sync.Mutex // guards found
 	found []string
@@ -40,8 +40,8 @@ var ownPanics panicList
 func Main(m *testing.M) {
 	guard.Observe(ownPanics.add)
 	flag.Parse()
-	// Queues and disks in memory come and go: collecting them often is much of the work. The race
-	// detector takes as much memory again, beyond the limit.
+	// Tests allocate many queues and disks in memory: frequent collections would take much of the
+	// time. The race detector takes as much memory again, beyond the limit.
 	debug.SetGCPercent(800)
 	debug.SetMemoryLimit(3 << 30)
 	overlapWaits()
@@ -52,8 +52,8 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// overlapWaits lets two more tests run at a time than there are processors, unless -parallel says
-// otherwise: nodes on real sockets mostly wait, for elections.
+// overlapWaits runs two more tests in parallel than there are processors, unless -parallel is set:
+// nodes on real sockets mostly wait for elections.
 func overlapWaits() {
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
 		if err := f.Value.Set(strconv.Itoa(runtime.GOMAXPROCS(0) + 2)); err != nil {
@@ -72,7 +72,7 @@ func (l *panicList) add(what string, value any, stack []byte) {
 	l.found = append(l.found, fmt.Sprintf("%s: %s\n%s", what, text, stack))
 }
 
-// report is true if there are none.
+// report prints the panics, and returns true if there are none.
 func (l *panicList) report() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -82,8 +82,8 @@ func (l *panicList) report() bool {
 	return len(l.found) == 0
 }
 
-// PanicHandler fails its test when codeq logs a panic of its own that was not injected. Records go
-// on to Next, which may be nil.
+// PanicHandler fails its test when codeq logs a panic in its own code that was not injected. It
+// passes records on to Next, which may be nil.
 type PanicHandler struct {
 	T    *testing.T
 	Next slog.Handler

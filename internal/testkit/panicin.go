@@ -8,10 +8,10 @@ import (
 	"testing"
 )
 
-// PanicIn makes the guarded functions of each name panic once, when it is armed.
+// PanicIn makes the guarded functions of each name panic once while it is armed.
 type PanicIn struct {
 	Names []string
-	First string // another name, which panics once as well; "": none
+	First string // another name that panics once; "": none
 	Armed atomic.Bool
 
 	begun atomic.Bool
@@ -50,7 +50,7 @@ func (p *PanicIn) Begin(t *testing.T) {
 	t.Cleanup(func() { guard.SetHook(nil) })
 }
 
-// Reset disarms p, and lets First panic again.
+// Reset disarms p, and First may panic again.
 func (p *PanicIn) Reset() {
 	p.Armed.Store(false)
 	p.begun.Store(false)

@@ -12,10 +12,10 @@ import (
 	"codeq/internal/crashfs"
 )
 
-// MinFree is how much a queue keeps free on a disk that tests fill.
+// MinFree is the Options.MinFreeBytes of queues on a disk that tests fill.
 const MinFree = 4 << 20
 
-// FreeAt is the free space that lets such a queue be at each level of engine.Room.
+// FreeAt has a free space for each level of engine.Room of such a queue.
 var FreeAt = [...]int64{64 << 20, MinFree - 1, MinFree/4*3 - 1, MinFree/2 - 1, MinFree/4 - 1}
 
 // SmallDisk is a file system with limited room.
@@ -24,14 +24,14 @@ type SmallDisk struct {
 	Size  atomic.Int64
 	Used  atomic.Int64
 	Asked atomic.Int64 // calls of GetDiskUsage
-	Only  string       // what has room of its own is not this; "": everything counts
-	Err   error        // of what has no room
-	Nodes atomic.Int64 // files that there may be
-	files atomic.Int64 // with those that have been removed and are open
-	open  sync.Map     // name to the *smallDiskFile that writes it
+	Only  string       // suffix of the limited files; "": all files
+	Err   error        // of operations without room
+	Nodes atomic.Int64 // maximum number of files
+	files atomic.Int64 // number of files, removed but open ones included
+	open  sync.Map     // name to the *smallDiskFile open for writing
 }
 
-// NewSmallDisk is an empty disk in memory, of so many bytes and any number of files.
+// NewSmallDisk returns an empty disk in memory with a size in bytes, for any number of files.
 func NewSmallDisk(size int64) *SmallDisk {
 	d := &SmallDisk{FS: crashfs.New(), Err: syscall.ENOSPC}
 	d.Size.Store(size)
@@ -52,7 +52,8 @@ func (d *SmallDisk) Create(name string, c vfs.DiskWriteCategory) (vfs.File, erro
 	return d.writing(f, name), err
 }
 
-// takeNode is false if there may be no further file. Who fails takes nothing from others meanwhile.
+// takeNode counts a new file; false: there are too many. A failed call never takes the place of a
+// concurrent one.
 func (d *SmallDisk) takeNode() bool {
 	for {
 		n := d.files.Load()
@@ -87,7 +88,7 @@ func (d *SmallDisk) forget(name string) {
 	if info, err := d.Stat(name); err == nil {
 		d.Used.Add(-info.Size())
 		if w, open := d.open.LoadAndDelete(name); open {
-			w.(*smallDiskFile).nameless.Store(true) // it is a file until it is closed
+			w.(*smallDiskFile).nameless.Store(true) // it counts as a file until it is closed
 			return
 		}
 		d.files.Add(-1)
@@ -102,7 +103,7 @@ type smallDiskFile struct {
 	nameless atomic.Bool
 }
 
-// take is false if there is no room for so many bytes of the file.
+// take reserves n bytes for the file; false: there is no room.
 func (f *smallDiskFile) take(n int64) bool {
 	if used := f.disk.Used.Add(n); used > f.disk.Size.Load() && strings.HasSuffix(f.name, f.disk.Only) {
 		f.disk.Used.Add(-n)
@@ -111,7 +112,7 @@ func (f *smallDiskFile) take(n int64) bool {
 	return true
 }
 
-// Write writes what there is room for.
+// Write writes p, or half of it if there is no room for all.
 func (f *smallDiskFile) Write(p []byte) (int, error) {
 	if f.take(int64(len(p))) {
 		return f.File.Write(p)
@@ -124,8 +125,7 @@ func (f *smallDiskFile) Write(p []byte) (int, error) {
 	return n, errors.Join(err, f.disk.Err)
 }
 
-// Preallocate sets space aside for a file that has been removed. Of others, space is taken as they
-// are written.
+// Preallocate reserves space for a removed file. Other files take space when they are written.
 func (f *smallDiskFile) Preallocate(_, length int64) error {
 	if _, err := f.disk.Stat(f.name); err == nil || f.disk.Only != "" {
 		return nil
@@ -147,8 +147,8 @@ func (f *smallDiskFile) Close() error {
 	return f.File.Close()
 }
 
-// Free makes so much room.
+// Free sets the free space.
 func (d *SmallDisk) Free(bytes int64) { d.Size.Store(d.Used.Load() + bytes) }
 
-// FillNodes leaves no room for a further file.
+// FillNodes makes the creation of further files fail.
 func (d *SmallDisk) FillNodes() { d.Nodes.Store(d.files.Load()) }

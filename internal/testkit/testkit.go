@@ -1,5 +1,5 @@
-// Package testkit has what tests of several packages share, and what needs nothing of them: flags
-// for chance and sizes, file systems that fail or are full, users who behave badly.
+// Package testkit has helpers for tests of several packages that need none of these packages: flags
+// for seeds and sizes, file systems that fail or are full, hostile user code.
 package testkit
 
 import (
@@ -22,7 +22,7 @@ var (
 	long = flag.Bool("long", false, "large sizes and many rounds, where docs/testing.md says so")
 )
 
-// Seed is the number that a test draws its chances from.
+// Seed returns the seed of a test's random numbers.
 func Seed() uint64 {
 	if *seed != 0 {
 		return *seed
@@ -30,14 +30,14 @@ func Seed() uint64 {
 	return rand.Uint64()
 }
 
-// Seeded is the chance of a test, whose seed is told when the test fails.
+// Seeded returns the random numbers of a test, and logs their seed.
 func Seeded(t testing.TB) *rand.Rand {
 	seed := Seed()
 	t.Logf("-seed %d", seed)
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
-// Sized returns the second size with -long, and else the first.
+// Sized returns the second size with -long, otherwise the first.
 func Sized(usual, large int) int {
 	if *long {
 		return large
@@ -62,9 +62,9 @@ func Unhex(s string) []byte {
 	return b
 }
 
-// FreePorts returns the first of n ports of loopback on which nobody listens, drawn by intN. They
-// are below those that the system gives to connections, so that a node finds its own free when it
-// is back.
+// FreePorts returns the first of n consecutive free ports of loopback, drawn by intN. They are
+// below the ports that the system assigns to connections, so that a port is still free after the
+// restart of a node.
 func FreePorts(t testing.TB, intN func(n int) int, n int) (first int) {
 	t.Helper()
 	for {
@@ -85,7 +85,7 @@ func FreePorts(t testing.TB, intN func(n int) int, n int) (first int) {
 // Beyond31Bits is 2^31, which is negative where an int has 32 bits.
 var Beyond31Bits = func(n int64) int { return int(n) }(1 << 31)
 
-// ErrDisk is why a shard fails that a test lets fail.
+// ErrDisk is the reason of an injected failure of a shard.
 var ErrDisk = errors.New("disk on fire")
 
 // ManyQueues returns the names of n queues, and weights for them.
@@ -98,7 +98,7 @@ func ManyQueues(n int) (names []string, weights map[string]int) {
 	return names, weights
 }
 
-// InTime returns what call does, and fails the test if it takes too long.
+// InTime returns the error of call, and fails the test if call takes too long.
 func InTime(t testing.TB, what string, call func() error) error {
 	t.Helper()
 	done := make(chan error, 1)

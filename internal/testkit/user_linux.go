@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AsUser calls f on a thread that acts as another user. REQUIRES: the process is root's. What f
-// starts on other goroutines acts as root.
+// AsUser calls f on a thread of another user. REQUIRES: the process runs as root. Other goroutines
+// that f starts run as root.
 func AsUser(t *testing.T, user uintptr, f func() error) error {
 	t.Helper()
 	done := make(chan error)
