@@ -72,7 +72,7 @@ func (q *Queue) Work(mux *codeq.Mux) {
 		var err error
 		claimed, err = inspect.Of(q.Queue).RunUntilEmpty(ctx, mux, &opts)
 		if err == nil {
-			err = q.WaitIdle(ctx, "") // waits only for messages between shards: no queue has this name
+			err = q.WaitIdle(ctx, "") // no such queue: waits for messages between shards
 		}
 		if err != nil {
 			q.t.Fatalf("codeqtest: work on %q: %v\n%s", opts.Queues, err, q.describe("", codeq.Ready, codeq.Leased))

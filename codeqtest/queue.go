@@ -49,7 +49,7 @@ func Test(t *testing.T, opts *codeq.Options, test func(t *testing.T, q *Queue)) 
 func Open(t testing.TB, opts *codeq.Options) *Queue {
 	t.Helper()
 	if opts != nil && opts.Cluster != nil {
-		t.Fatalf("codeqtest: open the queue: Options.Cluster is set, but the queue is in memory and by itself: " +
+		t.Fatalf("codeqtest: open the queue: Options.Cluster is set, but a queue in memory cannot be a node: " +
 			"leave Cluster nil, or open a node with codeq.Open")
 	}
 	q := &Queue{t: t, fs: crashfs.New(), bubble: inBubble()}

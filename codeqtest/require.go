@@ -136,7 +136,7 @@ func (q *Queue) list(t testing.TB, queue string, in ...codeq.State) []*codeq.Tas
 
 func (q *Queue) find(queue string, in []codeq.State) ([]*codeq.TaskInfo, error) {
 	q.settle()                                  // so that no task changes its state meanwhile
-	found := make(map[codeq.ID]*codeq.TaskInfo) // without a bubble, a task may be seen in two states
+	found := make(map[codeq.ID]*codeq.TaskInfo) // a task may be seen twice without a bubble
 	for _, state := range in {
 		for info, err := range q.List(context.Background(), codeq.ListOptions{Queue: queue, State: state}) {
 			if err != nil {
@@ -163,7 +163,7 @@ const (
 func (q *Queue) describe(queue string, in ...codeq.State) string {
 	tasks, err := q.find(queue, in)
 	if err != nil {
-		return fmt.Sprintf("(what the queue has cannot be told: %v)\n", err)
+		return fmt.Sprintf("(cannot list its tasks: %v)\n", err)
 	}
 	var b strings.Builder
 	if len(tasks) == 0 {

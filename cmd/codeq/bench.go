@@ -16,11 +16,11 @@ import (
 
 func (a *app) benchCommand() *cli.Command {
 	return &cli.Command{
-		Name: "bench", Category: categoryOther, Usage: "measure what this machine and disk can do",
-		Description: "Makes a new queue in a directory of its own, which is removed in the end, produces tasks and\n" +
-			"works on them. It touches no queue of yours: -dir and -url are refused.",
+		Name: "bench", Category: categoryOther, Usage: "measure the speed of this machine and disk",
+		Description: "Produces tasks in a new queue in a temporary directory, works on them, and removes the\n" +
+			"directory. It uses no other queue: -dir and -url are refused.",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "in", Usage: "make the directory within this `DIR`, on the disk that is to be measured; default: that for temporary files"},
+			&cli.StringFlag{Name: "in", Usage: "create the directory in this `DIR`, on the disk to measure; default: that for temporary files"},
 			&cli.IntFlag{Name: "tasks", Value: 100_000, Usage: "`N` tasks"},
 			&cli.IntFlag{Name: "payload", Value: 100, Usage: "`N` bytes of payload"},
 			&cli.IntFlag{Name: "shards", Usage: "`N` shards; default: that of a new queue"},

@@ -62,7 +62,7 @@ func bulkFlags() []cli.Flag {
 	return append(filterFlags(),
 		&cli.BoolFlag{Name: "all", Usage: "of all queues; needed if no flag but -state selects tasks"},
 		&cli.FloatFlag{Name: "rate", Usage: "alter so many tasks a second, `N`; 0: as fast as possible"},
-		&cli.StringFlag{Name: "cursor", Usage: "go on at this `CURSOR`, which the call before has told when it was ended"},
+		&cli.StringFlag{Name: "cursor", Usage: "go on at this `CURSOR`, from the output of the interrupted call"},
 		&cli.BoolFlag{Name: "dry-run", Usage: "count the tasks, and change nothing"},
 	)
 }

@@ -13,12 +13,12 @@ import (
 func (a *app) checkpointCommand() *cli.Command {
 	return &cli.Command{
 		Name: "checkpoint", Category: categoryKeep, ArgsUsage: "NEWDIR",
-		Usage: "copy the queue to a new directory, while it goes on",
-		Description: "Copies the whole queue as of one moment. NEWDIR is on the same file system, and does not exist\n" +
-			"or is empty. Large files are shared by hard links: do not chmod, chown or change files of NEWDIR\n" +
+		Usage: "copy the open queue to a new directory",
+		Description: "Copies the state of the whole queue at one time. NEWDIR must be on the same file system, and\n" +
+			"missing or empty. Large files are shared by hard links: do not chmod, chown or change files of NEWDIR\n" +
 			"unless it was made with -copy.",
 		Flags: []cli.Flag{
-			&cli.BoolFlag{Name: "copy", Usage: "copy all files, so that those of NEWDIR may be changed"},
+			&cli.BoolFlag{Name: "copy", Usage: "copy all files, so that the files of NEWDIR may be changed"},
 		},
 		Action: func(ctx context.Context, c *cli.Command) error {
 			if c.Args().Len() != 1 {

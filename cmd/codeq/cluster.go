@@ -18,11 +18,11 @@ func (a *app) clusterCommand() *cli.Command {
 		Commands: []*cli.Command{
 			{Name: "status", Usage: "the leader and the replicas of each shard", Action: a.clusterStatus},
 			{
-				Name: "transfer", ArgsUsage: "SHARD NODE", Usage: "let a node lead a shard; NODE \"\": any", Flags: dryRunFlag(),
+				Name: "transfer", ArgsUsage: "SHARD NODE", Usage: "transfer the leader of a shard to a node; NODE \"\": any", Flags: dryRunFlag(),
 				Action: a.clusterTransfer,
 			},
 			{
-				Name: "drain", Usage: "let the node of -dir or -url lead nothing, as before maintenance",
+				Name: "drain", Usage: "move all leaders away from the node of -dir or -url, before maintenance",
 				Action: a.clusterDo(func(ctx context.Context, q steerer) error { return q.Drain(ctx) }, "drained"),
 			},
 			{
@@ -30,13 +30,13 @@ func (a *app) clusterCommand() *cli.Command {
 				Action: a.clusterDo(func(ctx context.Context, q steerer) error { return q.Undrain(ctx) }, "undrained"),
 			},
 			{
-				Name: "add", ArgsUsage: "NODE ADDRESS", Usage: "add a node, which is open and waits for it", Flags: dryRunFlag(),
+				Name: "add", ArgsUsage: "NODE ADDRESS", Usage: "add an open node that waits for its cluster", Flags: dryRunFlag(),
 				Action: a.clusterMember(2, "added", func(ctx context.Context, q *codeq.Queue, args []string) error {
 					return q.AddNode(ctx, codeq.Peer{Node: args[0], Address: args[1]})
 				}),
 			},
 			{
-				Name: "remove", ArgsUsage: "NODE", Usage: "take a node out of the cluster, for good", Flags: dryRunFlag(),
+				Name: "remove", ArgsUsage: "NODE", Usage: "remove a node from the cluster permanently", Flags: dryRunFlag(),
 				Action: a.clusterMember(1, "removed", func(ctx context.Context, q *codeq.Queue, args []string) error {
 					return q.RemoveNode(ctx, args[0])
 				}),

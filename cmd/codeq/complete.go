@@ -23,7 +23,7 @@ func (a *app) completeQueues(ctx context.Context, c *cli.Command) {
 	defer stop()
 	quiet := *a
 	quiet.err = nowhere{}
-	_ = quiet.withView(ctx, c, func(v view, _ where) error { // after an error there are no completions
+	_ = quiet.withView(ctx, c, func(v view, _ where) error { // no completions after an error
 		list, err := v.Info(ctx)
 		for _, q := range list {
 			if isHarmless(q.Queue) {

@@ -14,10 +14,10 @@ import (
 
 func (a *app) exportCommand() *cli.Command {
 	return &cli.Command{
-		Name: "export", Category: categoryKeep, Usage: "write all that is in a closed directory as JSON lines",
-		Description: "Writes all that is stored for import, which may make another number of shards of it. Nobody may\n" +
-			"have the directory open for writing: of a queue that is in use, export a checkpoint. README.md of\n" +
-			"the command describes the lines. If it fails, the file is removed.",
+		Name: "export", Category: categoryKeep, Usage: "write the content of a closed directory as JSON lines",
+		Description: "Writes everything in the directory for import, which may change the number of shards. The\n" +
+			"directory must not be open for writing: of a queue in use, export a checkpoint. The command's\n" +
+			"README.md describes the lines. After an error, the file is removed.",
 		Flags:  []cli.Flag{&cli.StringFlag{Name: "file", Usage: "write to this new `FILE`; default: the standard output"}},
 		Action: a.export,
 	}

@@ -17,8 +17,8 @@ func filterFlags() []cli.Flag {
 		&cli.StringSliceFlag{Name: "tenant", Usage: "of this `TENANT` (\"\": without one); repeated: of one of them"},
 		&cli.StringFlag{Name: "group", Usage: "with this `GROUP`"},
 		&cli.StringFlag{Name: "key", Usage: "with this idempotency `KEY`"},
-		&cli.StringFlag{Name: "error", Usage: "whose last error is of this `KIND`: its text with \"#\" for each word with a digit and \"?\" for quotes"},
-		&cli.StringFlag{Name: "from", Usage: "at or after this `TIME`: since when they are ready, dead, done or canceled; when they are due, produced, or the lease ends"},
+		&cli.StringFlag{Name: "error", Usage: "with a last error of this `KIND`: its text with \"#\" for each word with a digit and \"?\" for quotes"},
+		&cli.StringFlag{Name: "from", Usage: "at or after this `TIME`: when they became ready, dead, done or canceled, are due, were produced, or the lease ends"},
 		&cli.StringFlag{Name: "to", Usage: "before this `TIME`"},
 	}
 }

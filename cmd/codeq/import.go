@@ -23,17 +23,17 @@ import (
 
 func (a *app) importCommand() *cli.Command {
 	return &cli.Command{
-		Name: "import", Category: categoryKeep, Usage: "make a new directory of what export has written",
-		Description: "Reads an export and makes the directory -dir, which must not exist or be empty, with -shards\n" +
-			"shards. Tasks get other IDs; -ids writes both. -dir appears when all is in it and was verified:\n" +
-			"until then it is made in -dir.importing, which is removed if the import fails. An empty -dir\n" +
-			"keeps its owner and mode, may be a mounted volume or a link to a directory, and has a directory\n" +
-			".importing meanwhile. With -dry-run, each line is checked, and the place of the new directory.",
+		Name: "import", Category: categoryKeep, Usage: "create a directory from an export",
+		Description: "Reads an export and creates the directory -dir, which must be missing or empty, with -shards\n" +
+			"shards. Tasks get new IDs; -ids writes old and new ones. -dir appears when it is complete and\n" +
+			"verified: until then the work is in -dir.importing, which is removed if the import fails. An\n" +
+			"empty -dir keeps its owner and mode, may be a mounted volume or a link to a directory, and has a\n" +
+			"directory .importing meanwhile. -dry-run checks each line, and the place of the new directory.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "file", Usage: "read this `FILE`; default: the standard input"},
-			&cli.IntFlag{Name: "shards", Usage: "make `N` shards; default: as many as the export had"},
+			&cli.IntFlag{Name: "shards", Usage: "create `N` shards; default: the number in the export"},
 			&cli.StringFlag{Name: "ids", Usage: "write the old and the new ID of each task to this new `FILE`, as JSON lines"},
-			&cli.BoolFlag{Name: "dry-run", Usage: "read the export to its end, and make nothing"},
+			&cli.BoolFlag{Name: "dry-run", Usage: "read the whole export, and create nothing"},
 		},
 		Action: a.importTasks,
 	}
@@ -161,7 +161,7 @@ func (p *place) check(from io.Reader) error {
 	killed := false
 	if names, err := platform.FS.List(p.work); !errors.Is(err, fs.ErrNotExist) && len(names) != 0 {
 		if killed = slices.Contains(names, importMark); !killed {
-			return coded(exitRefused, fmt.Errorf("%s exists, and no import has made it", p.work))
+			return coded(exitRefused, fmt.Errorf("%s exists, but is not from an import", p.work))
 		}
 	}
 	if err := p.isFree(killed); err != nil {

@@ -15,9 +15,9 @@ func (a *app) infoCommand() *cli.Command {
 	return &cli.Command{
 		Name: "info", Category: categorySee, ArgsUsage: "[QUEUE]",
 		Usage: "counts, totals and settings of all queues, or of one with its days",
-		Description: "Shows each queue with the number of its tasks in each state, since when its oldest ready task\n" +
-			"waits, and what has happened to its tasks so far. With -storage, the shards of the store;\n" +
-			"of a queue that a process has open, its workers.",
+		Description: "Shows each queue with the number of its tasks in each state, the time since when its oldest\n" +
+			"ready task waits, and the totals of its events. With -storage, also the shards of the store;\n" +
+			"if a process has the queue open, also its workers.",
 		Flags:         []cli.Flag{&cli.BoolFlag{Name: "storage", Usage: "show the shards of the store as well"}},
 		ShellComplete: a.completeQueues,
 		Action:        a.info,

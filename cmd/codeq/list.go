@@ -17,13 +17,13 @@ func (a *app) lsCommand() *cli.Command {
 	return &cli.Command{
 		Name: "ls", Category: categorySee,
 		Usage: "list tasks",
-		Description: "Lists the tasks that the flags select, a page at a time. With -json, each page is a document\n" +
+		Description: "Lists the tasks that the flags select, a page at a time. With -json, each page is one value\n" +
 			"{\"Tasks\": [...], \"Next\": cursor}.",
 		Flags: append(filterFlags(),
 			&cli.BoolFlag{Name: "newest", Usage: "the newest first"},
 			&cli.BoolFlag{Name: "payload", Usage: "show payloads"},
 			&cli.IntFlag{Name: "limit", Value: 100, Usage: "`N` tasks a page, up to 1000"},
-			&cli.StringFlag{Name: "cursor", Usage: "go on at this `CURSOR`, the Next of the page before"},
+			&cli.StringFlag{Name: "cursor", Usage: "go on at this `CURSOR`, the Next of the previous page"},
 			&cli.BoolFlag{Name: "pages", Usage: "all pages"},
 		),
 		Action: a.ls,
@@ -124,11 +124,11 @@ func (a *app) showPage(p pageResult, payloads, first bool) error {
 func (a *app) getCommand() *cli.Command {
 	return &cli.Command{
 		Name: "get", Category: categorySee, ArgsUsage: "ID... | -queue QUEUE -key KEY",
-		Usage: "show tasks with everything that is stored of them",
-		Description: "Shows tasks by their IDs, or the one that has an idempotency key. -raw writes the bytes of the\n" +
-			"payload and nothing else, but not to a terminal, which they might steer.",
+		Usage: "show all stored data of tasks",
+		Description: "Shows tasks by their IDs, or the task with an idempotency key. -raw writes only the bytes of the\n" +
+			"payload, but not to a terminal, since they might control it.",
 		Flags: append(keyFlags(),
-			&cli.BoolFlag{Name: "raw", Usage: "write the payload of the task as it is"},
+			&cli.BoolFlag{Name: "raw", Usage: "write the unchanged payload of the task"},
 			&cli.BoolFlag{Name: "result", Usage: "with -raw, write the result in its place"},
 			&cli.BoolFlag{Name: "full", Usage: "do not shorten payloads and results"},
 		),
@@ -139,7 +139,7 @@ func (a *app) getCommand() *cli.Command {
 // keyFlags returns the flags of an idempotency key.
 func keyFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.StringFlag{Name: "key", Usage: "the task that has this idempotency `KEY`"},
+		&cli.StringFlag{Name: "key", Usage: "the task with this idempotency `KEY`"},
 		&cli.StringFlag{Name: "queue", Usage: "the `QUEUE` of the key"},
 		&cli.StringFlag{Name: "tenant", Usage: "the `TENANT` of the key"},
 		&cli.StringFlag{Name: "group", Usage: "the `GROUP` of the key"},

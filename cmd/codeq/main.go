@@ -46,30 +46,30 @@ func (a *app) fail(err error) {
 	a.note("codeq: %s", strings.ReplaceAll(text, "codeq: ", ""))
 }
 
-const overview = `Looks at a codeq queue and steers it. -dir names its directory:
+const overview = `Inspects and controls a codeq queue. -dir is its directory:
 
- - if nobody has it open, verbs that read do so without changing anything (they hold off programs
-   that open it meanwhile), and verbs that change do what they say and nothing else, by the
-   options with which the application has opened it last: no lease expires, no schedule ticks,
-   nothing becomes due; the format of an older version is not raised, but refused;
- - if another process has it open, both go through its local socket: the process must call
-   Queue.ServeLocal, and be of the same user.
+ - if the directory is closed, verbs that read change nothing (other programs cannot open it
+   meanwhile), and verbs that change make only their own change, with the options of the
+   application's last Open: no lease expires, no schedule ticks, nothing becomes due; an older
+   format is refused, not upgraded;
+ - if another process has it open, both use its local socket: the process must call
+   Queue.ServeLocal, and run as the same user.
 
--url names a dashboard (package codeqweb). CODEQ_TOKEN is sent as "Authorization: Bearer", or
-CODEQ_USER and CODEQ_PASSWORD as "Basic". Credentials are never flags, which others can see.
-Without -dir and -url, CODEQ_DIR or CODEQ_URL is taken.
+-url is the URL of a dashboard (package codeqweb). CODEQ_TOKEN is sent as "Authorization: Bearer",
+or CODEQ_USER and CODEQ_PASSWORD as "Basic". Credentials are never flags, since other users can see
+flags. Without -dir and -url, CODEQ_DIR or CODEQ_URL is used.
 
--json writes JSON, a document a line, with the names of the fields of package codeq.
+-json writes JSON, one value a line, with the field names of package codeq.
 
-A flag may be written with one or two dashes. Times are as in RFC 3339, or a duration, which
-counts back from now for -from and -to, and forward for -run-at. Text that comes from tasks is
-escaped like in Go ("\x1b", "\u202e", "\n"), so that it cannot steer the terminal.`
+A flag may have one or two dashes. Times are in RFC 3339, or a duration before now for -from and
+-to, and after now for -run-at. Text from tasks is escaped like in Go ("\x1b", "\u202e", "\n"), so
+that it cannot control the terminal.`
 
 // root makes the command tree.
 func (a *app) root() *cli.Command {
 	root := &cli.Command{
 		Name:                  "codeq",
-		Usage:                 "see and steer a codeq queue",
+		Usage:                 "inspect and control a codeq queue",
 		Description:           overview + "\n\n" + exitText(),
 		UsageText:             "codeq [-dir DIR | -url URL] VERB [flags] [arguments]",
 		EnableShellCompletion: true,
@@ -85,7 +85,7 @@ func (a *app) root() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "dir", Usage: "the directory of the queue, `DIR`"},
 			&cli.StringFlag{Name: "url", Usage: "the `URL` of a dashboard, such as https://host/admin/codeq/"},
-			&cli.BoolFlag{Name: "json", Usage: "write JSON, a document a line", Destination: &a.asJSON},
+			&cli.BoolFlag{Name: "json", Usage: "write JSON, one value a line", Destination: &a.asJSON},
 			&cli.DurationFlag{Name: "timeout", Usage: "give up after this `TIME`; 0: never"},
 			&cli.BoolFlag{Name: "accept-copy", Usage: "open a directory whose files were copied from a killed process (see Options.AcceptCopy)"},
 		},

@@ -21,7 +21,7 @@ func (a *app) line(format string, args ...any) error {
 
 // note writes a message to the standard error.
 func (a *app) note(format string, args ...any) {
-	_, _ = fmt.Fprintln(a.err, safeLines(fmt.Sprintf(format, args...))) // an error cannot be reported
+	_, _ = fmt.Fprintln(a.err, safeLines(fmt.Sprintf(format, args...))) // cannot be reported
 }
 
 // json writes a value as one line.

@@ -26,8 +26,8 @@ func taskFlags() []cli.Flag {
 		&cli.StringFlag{Name: "group", Usage: "tasks of a `GROUP` follow each other"},
 		&cli.StringFlag{Name: "limit-key", Usage: "the `KEY` of a limit (set queue -concurrency-per-key)"},
 		&cli.StringFlag{Name: "key", Usage: "the idempotency `KEY`"},
-		&cli.DurationFlag{Name: "key-for", Usage: "how long the key is taken at least"},
-		&cli.IntFlag{Name: "max-attempts", Usage: "after `N` attempts it is a dead letter; 0: as the queue was opened, or 25"},
+		&cli.DurationFlag{Name: "key-for", Usage: "minimum time for which the key is taken"},
+		&cli.IntFlag{Name: "max-attempts", Usage: "after `N` attempts it is a dead letter; 0: by Options.MaxAttempts, or 25"},
 		&cli.DurationFlag{Name: "run-for", Usage: "cancel the handler after this `TIME`"},
 		&cli.StringFlag{Name: "retention", Usage: "keep it for this `TIME` after its end, or forever"},
 	}
@@ -63,9 +63,9 @@ func (a *app) produceCommand() *cli.Command {
 	return &cli.Command{
 		Name: "produce", Category: categorySteer, ArgsUsage: "[PAYLOAD]",
 		Usage: "produce tasks",
-		Description: "Produces a task and writes its ID. The payload is the argument, or what -file holds (\"-\": the\n" +
-			"standard input). With -lines, each line of it is the payload of a task. If the idempotency key\n" +
-			"is taken, nothing is stored, and the ID is that of the task that has it.",
+		Description: "Produces a task and writes its ID. The payload is the argument, or the content of -file (\"-\": the\n" +
+			"standard input). With -lines, each line is the payload of a task. If the idempotency key is\n" +
+			"taken, nothing is stored, and the ID is that of the task with the key.",
 		Flags: append(taskFlags(),
 			&cli.StringFlag{Name: "queue", Usage: "the `QUEUE`; required"},
 			&cli.StringFlag{Name: "file", Usage: "read the payload from this `FILE`; -: from the standard input"},

@@ -17,7 +17,7 @@ import (
 func (a *app) pauseCommand() *cli.Command {
 	return &cli.Command{
 		Name: "pause", Category: categorySteer, ArgsUsage: "QUEUE...", Usage: "stop claims from queues",
-		Description: "Nothing is claimed from the queues until resume. Tasks that are leased, and produces, go on.",
+		Description: "Nothing is claimed from the queues until resume. Leased tasks and produces go on.",
 		Flags:       dryRunFlag(), ShellComplete: a.completeQueues,
 		Action: a.pauseAction(true),
 	}
@@ -33,8 +33,8 @@ func (a *app) resumeCommand() *cli.Command {
 
 func (a *app) deleteCommand() *cli.Command {
 	return &cli.Command{
-		Name: "delete", Category: categorySteer, ArgsUsage: "QUEUE...", Usage: "remove queues that nobody uses",
-		Description: "Removes the settings of queues, so that they are in no list any more. A queue is refused if it has\n" +
+		Name: "delete", Category: categorySteer, ArgsUsage: "QUEUE...", Usage: "remove unused queues",
+		Description: "Removes the settings of queues, so that no list has them any more. A queue is refused if it has\n" +
 			"tasks of any state, idempotency keys, a schedule or waiting claims.",
 		ShellComplete: a.completeQueues,
 		Action: func(ctx context.Context, c *cli.Command) error {
@@ -57,7 +57,7 @@ func (a *app) deleteCommand() *cli.Command {
 }
 
 func dryRunFlag() []cli.Flag {
-	return []cli.Flag{&cli.BoolFlag{Name: "dry-run", Usage: "tell what would be done, and change nothing"}}
+	return []cli.Flag{&cli.BoolFlag{Name: "dry-run", Usage: "report the changes, and make none"}}
 }
 
 func (a *app) pauseAction(paused bool) cli.ActionFunc {
@@ -146,16 +146,16 @@ func (a *app) setCommand() *cli.Command {
 		Commands: []*cli.Command{
 			{
 				Name: "queue", ArgsUsage: "QUEUE...", Usage: "change the settings of queues",
-				Description: "Changes the settings that are given; the others stay. 0 removes a limit.",
+				Description: "Changes the given settings; the others stay. 0 removes a limit.",
 				Flags: append(dryRunFlag(),
-					&cli.IntFlag{Name: "concurrency", Usage: "lease `N` tasks at the same time at the most"},
+					&cli.IntFlag{Name: "concurrency", Usage: "lease at most `N` tasks at the same time"},
 					&cli.IntFlag{Name: "concurrency-per-key", Usage: "the same for the tasks of each limit key"},
-					&cli.FloatFlag{Name: "rate", Usage: "claim `N` tasks a second at the most"},
+					&cli.FloatFlag{Name: "rate", Usage: "claim at most `N` tasks a second"},
 					&cli.IntFlag{Name: "burst", Usage: "claim `N` tasks at once after a pause in the claims"},
-					&cli.StringSliceFlag{Name: "tenant-weight", Usage: "`TENANT=N` claims in a row; 0: as the others; may be repeated"},
+					&cli.StringSliceFlag{Name: "tenant-weight", Usage: "`TENANT=N` claims in a row; 0: the default; may be repeated"},
 					&cli.StringFlag{Name: "retention", Usage: "keep completed and canceled tasks for this `TIME`, or forever"},
 					&cli.StringFlag{Name: "dead-retention", Usage: "keep dead letters for this `TIME`, or forever"},
-					&cli.BoolFlag{Name: "hold-groups", Usage: "let a dead letter hold the turn of its group (=false: not)"},
+					&cli.BoolFlag{Name: "hold-groups", Usage: "a dead letter holds the turn of its group (=false: not)"},
 				),
 				ShellComplete: a.completeQueues,
 				Action:        a.setQueue,
@@ -264,7 +264,7 @@ func (a *app) setTask(ctx context.Context, c *cli.Command) error {
 	case err != nil:
 		return err
 	case len(list) > 0 && ch.one == nil:
-		return usagef(c, "-to-queue moves tasks that flags select, not IDs")
+		return usagef(c, "-to-queue moves tasks selected by flags, not by IDs")
 	case len(list) > 0:
 		return a.changeEach(ctx, c, ch, list)
 	case ch.action == 0:

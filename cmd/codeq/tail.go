@@ -13,15 +13,15 @@ import (
 
 func (a *app) tailCommand() *cli.Command {
 	return &cli.Command{
-		Name: "tail", Category: categorySee, Usage: "follow what happens to tasks",
-		Description: "Writes a line for each change of a task, as it happens. Of a directory that nobody has open, it\n" +
-			"waits until a process serves it; it goes on with another process when that one has ended.\n" +
-			"Events may be missed in between, and when there are more than can be written; how many of the\n" +
-			"latter is said (with -json: {\"Lost\": N}).",
+		Name: "tail", Category: categorySee, Usage: "follow the events of tasks",
+		Description: "Writes a line for each change of a task, as it happens. If the directory is closed, it waits\n" +
+			"until a process serves it; after the end of that process it waits for another one. Events may be\n" +
+			"missed in between, and if there are more than can be written; the number of the latter is\n" +
+			"reported (with -json: {\"Lost\": N}).",
 		Flags: []cli.Flag{
 			&cli.StringSliceFlag{Name: "queue", Usage: "of this `QUEUE`; repeated: of one of them"},
 			&cli.StringSliceFlag{Name: "kind", Usage: "of this `KIND`: produced, claimed, completed, retried, released, dead, canceled, expired, progress; repeated: one of them"},
-			&cli.IntFlag{Name: "n", Usage: "end after `N` events; 0: when a signal says so"},
+			&cli.IntFlag{Name: "n", Usage: "end after `N` events; 0: at a signal"},
 		},
 		Action: a.tail,
 	}

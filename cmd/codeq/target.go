@@ -81,7 +81,7 @@ func (a *app) target(c *cli.Command) (*target, error) {
 // directory returns the target of a verb that needs the files.
 func (a *app) directory(c *cli.Command) (*target, error) {
 	if c.IsSet("url") {
-		return nil, usagef(c, "%s needs -dir: nothing that is served by a dashboard takes paths", c.Name)
+		return nil, usagef(c, "%s needs -dir: a dashboard takes no paths", c.Name)
 	}
 	t, err := a.target(c)
 	if err == nil && t.dir == "" {

@@ -21,13 +21,12 @@ import (
 func (a *app) topCommand() *cli.Command {
 	return &cli.Command{
 		Name: "top", Category: categorySee, Usage: "watch queues and workers live",
-		Description: "Shows the queues with what happens in them each second, and the workers. In a terminal, q ends\n" +
-			"it, s sorts by the next column, and j, k or the arrows scroll. Elsewhere each sample is written\n" +
-			"below the one before. A directory that nobody has open is opened for each sample only, so that\n" +
-			"workers may open it meanwhile.",
+		Description: "Shows the queues with their rates, and the workers. In a terminal, q ends it, s sorts by the next\n" +
+			"column, and j, k or the arrows scroll. Elsewhere each sample is written below the previous one.\n" +
+			"A closed directory is opened for each sample only, so that workers may open it meanwhile.",
 		Flags: []cli.Flag{
 			&cli.DurationFlag{Name: "interval", Value: time.Second, Usage: "the `TIME` between two samples"},
-			&cli.IntFlag{Name: "n", Usage: "end after `N` samples; 0: when a key or a signal says so"},
+			&cli.IntFlag{Name: "n", Usage: "end after `N` samples; 0: at a key or a signal"},
 			&cli.StringFlag{Name: "sort", Value: "queue", Usage: "sort by this `COLUMN`: " + strings.Join(sortNames(), ", ")},
 		},
 		Action: a.top,
@@ -54,7 +53,7 @@ type sampler struct {
 // take takes a sample. It returns an error only if the first one fails, or ctx ends.
 func (s *sampler) take(ctx context.Context) (sample, error) {
 	next, err := s.try(ctx)
-	if err != nil && s.v != nil && ctx.Err() == nil { // the process may have ended, and another one may serve
+	if err != nil && s.v != nil && ctx.Err() == nil { // another process may serve now
 		s.close()
 		next, err = s.try(ctx)
 	}

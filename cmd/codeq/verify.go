@@ -12,7 +12,7 @@ import (
 func (a *app) verifyCommand() *cli.Command {
 	return &cli.Command{
 		Name: "verify", Category: categoryKeep, Usage: "read everything in a closed directory, and report damage",
-		Description: "Checks all files and all contents of a directory that nobody has open, and changes nothing.\n" +
+		Description: "Checks all files and records of a closed directory, and changes nothing.\n" +
 			"If there is damage, the exit code is 7.",
 		Action: func(ctx context.Context, c *cli.Command) error { return a.verify(c, false) },
 	}
@@ -20,11 +20,11 @@ func (a *app) verifyCommand() *cli.Command {
 
 func (a *app) repairCommand() *cli.Command {
 	return &cli.Command{
-		Name: "repair", Category: categoryKeep, Usage: "repair a closed directory as far as that is possible",
-		Description: "Rebuilds each shard that is damaged from what can be read; the damaged store is kept beside the\n" +
-			"new one. What cannot be read is lost: see VerifyOptions.Repair. If damage is left, the exit\n" +
-			"code is 7.",
-		Flags:  []cli.Flag{&cli.BoolFlag{Name: "dry-run", Usage: "report what would be repaired, and change nothing"}},
+		Name: "repair", Category: categoryKeep, Usage: "repair a closed directory as far as possible",
+		Description: "Rebuilds each damaged shard from its readable records; the damaged store is kept beside the new\n" +
+			"one. Unreadable records are lost: see VerifyOptions.Repair. If damage is left, the exit code is\n" +
+			"7.",
+		Flags:  []cli.Flag{&cli.BoolFlag{Name: "dry-run", Usage: "report the repairs, and make none"}},
 		Action: func(ctx context.Context, c *cli.Command) error { return a.verify(c, !c.Bool("dry-run")) },
 	}
 }

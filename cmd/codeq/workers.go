@@ -12,7 +12,7 @@ import (
 func (a *app) quietCommand() *cli.Command {
 	return &cli.Command{
 		Name: "quiet", Category: categorySteer, ArgsUsage: "WORKER | -all",
-		Usage: "let workers take nothing new, as before a deployment",
+		Usage: "stop new tasks for workers, before a deployment",
 		Description: "Workers (calls of Queue.Run) with this name take no new tasks, in all processes of a cluster;\n" +
 			"handlers that run go on. It lasts until quiet -undo, or until Run returns. Without WORKER and\n" +
 			"-all, the workers are listed. A process must have the queue open.",
