@@ -207,7 +207,7 @@ func TestOpenInVolume(t *testing.T) {
 	}
 	testkit.WriteFile(t, filepath.Join(dir, "lost+found", "#12"), "found")
 	err := requireRefused(t, root, dir, nil, codeq.ErrNotQueue)
-	require.ErrorContains(t, err, `it holds "lost+found"`)
+	require.ErrorContains(t, err, `it has "lost+found"`)
 	require.NoError(t, os.Remove(filepath.Join(dir, "lost+found", "#12")))
 	tasks := queuetest.ClosedQueue(t, dir, 1)
 	queuetest.RequireTasks(t, dir, nil, tasks)
@@ -872,14 +872,14 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 	}{
 		{"", nil, codeq.ErrInvalid, `codeq: invalid Open dir: "" (allowed: the path of a directory)`},
 		{"a\x00b", nil, codeq.ErrInvalid, `codeq: invalid Open dir: "a\x00b" (allowed: the path of a directory)`},
-		{file, nil, codeq.ErrNotQueue, file + " is no directory"},
-		{filepath.Join(file, "below"), nil, codeq.ErrNotQueue, file + " is no directory"},
-		{at("other"), nil, codeq.ErrNotQueue, `it holds "readme" and no CODEQ: a queue has a directory of its own`},
-		{at("no manifest"), nil, codeq.ErrNotQueue, `it holds "shard-000" and no CODEQ: put that back from a copy`},
-		{at("damaged"), nil, codeq.ErrCorrupt, "put the file back from a copy"},
+		{file, nil, codeq.ErrNotQueue, file + " is not a directory"},
+		{filepath.Join(file, "below"), nil, codeq.ErrNotQueue, file + " is not a directory"},
+		{at("other"), nil, codeq.ErrNotQueue, `it has "readme" but no CODEQ: a queue needs its own directory`},
+		{at("no manifest"), nil, codeq.ErrNotQueue, `it has "shard-000" but no CODEQ: restore that file from a copy`},
+		{at("damaged"), nil, codeq.ErrCorrupt, "restore the file from a copy"},
 		{at("no store"), nil, codeq.ErrCorrupt, "shard 1: stored data is corrupt: the store is missing: put it back from a copy"},
-		{at("missing"), &codeq.Options{MustExist: true}, codeq.ErrNotQueue, "there is none: check the path"},
-		{at("queue"), &codeq.Options{Shards: 3}, codeq.ErrShardCount, "created with 2, opened with 3; 0 takes the number that it has"},
+		{at("missing"), &codeq.Options{MustExist: true}, codeq.ErrNotQueue, "there is no queue: check the path"},
+		{at("queue"), &codeq.Options{Shards: 3}, codeq.ErrShardCount, "created with 2, opened with 3; use 0 for the existing number"},
 		{at("node"), node(l.Addr().String()), nil, "Cluster.Listen: listen tcp " + l.Addr().String()},
 		{at("node"), node(":7400"), codeq.ErrInvalid, "it has no host"},
 		{at("node"), node("127.0.0.1:0"), codeq.ErrInvalid, `"0" is no port`},
@@ -895,9 +895,9 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		}
 	}
 	_, err = codeq.OpenReadOnly(at("missing"), nil)
-	require.ErrorContains(t, err, "there is none: check the path")
+	require.ErrorContains(t, err, "there is no queue: check the path")
 	_, err = codeq.Verify(at("missing"), nil)
-	require.ErrorContains(t, err, "there is none: check the path")
+	require.ErrorContains(t, err, "there is no queue: check the path")
 
 	ctx := context.Background()
 	_, err = codeq.OpenLocal(ctx, at("queue"))
@@ -929,7 +929,7 @@ func TestDirectoryOfThatName(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "codeq")
 	require.NoError(t, os.WriteFile(dir, nil, 0o600))
 	_, err := codeq.Open(dir, nil)
-	require.EqualError(t, err, "codeq: open "+dir+": directory is not a queue: "+dir+" is no directory")
+	require.EqualError(t, err, "codeq: open "+dir+": directory is not a queue: "+dir+" is not a directory")
 	err = codeq.RecoverCluster(dir, &codeq.Options{Cluster: &codeq.Cluster{Node: "a", Listen: "127.0.0.1:7400"}})
 	require.ErrorContains(t, err, dir+": ")
 }

@@ -327,7 +327,7 @@ func TestScheduleRefusals(t *testing.T) {
 		require.Equal(t, good, all[0].Schedule)
 		good.Cron = "0 0 31 2 *"
 		require.EqualError(t, b.Q.SetSchedule(context.Background(), good), "codeq: invalid Schedule.Cron: 0 0 31 2 * (allowed: "+
-			"a cron expression: no month that it names has a day 31: name a day up to 29, or a longer month)")
+			"a cron expression: none of its months has a day 31: name a day up to 29, or a longer month)")
 	})
 }
 

@@ -18,7 +18,7 @@ const labelIdle = 15 * time.Minute
 // counters has the sums of all observations.
 type counters struct {
 	maxQueues int
-	named     map[string]time.Time      // last use of each label that is the name of a queue; zero: it stays
+	named     map[string]time.Time      // last use of each queue's own label; zero: it stays
 	queues    map[string]*queueCounters // by label
 	commits   map[int]*histogram        // by shard
 	missed    struct{ commits, handlers uint64 }

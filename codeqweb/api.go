@@ -43,7 +43,7 @@ func (d *Dashboard) allRoutes() map[string]map[string]*route {
 			continue
 		}
 		kind := plainRoute
-		if name == "bulk/stop" || name == "cluster/drain" || name == "workers/quiet" { // they wait for running work
+		if name == "bulk/stop" || name == "cluster/drain" || name == "workers/quiet" { // they wait
 			kind = waitRoute
 		}
 		serve := func(w http.ResponseWriter, r *request) error { return d.do(w, r, name, a) }

@@ -28,7 +28,7 @@ const (
 // viewer is an open page with its stream.
 type viewer struct {
 	topic string      // path and query of the page; "": it has no live part
-	mail  chan []byte // capacity 1: the latest message; a slow reader misses older ones. Closed at the end
+	mail  chan []byte // capacity 1: the latest message; an unread one is dropped
 }
 
 // viewers has all viewers. publish waits for none of them.

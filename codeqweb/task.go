@@ -100,7 +100,7 @@ func firstStart(t *codeq.TaskInfo) (at time.Time) {
 // timeline draws the waiting times and attempts of a task.
 func timeline(t *codeq.TaskInfo, now time.Time) (slices []slice) {
 	begin, end := t.ID.Time(), now
-	for _, at := range []time.Time{t.FirstReady, firstStart(t)} { // the clock of the ID may have been ahead
+	for _, at := range []time.Time{t.FirstReady, firstStart(t)} { // the ID's clock may be ahead
 		if !at.IsZero() {
 			begin = earliest(begin, at)
 		}

@@ -127,7 +127,7 @@ func bulkActions(s codeq.State) []string {
 // tasksPage lists tasks.
 func (d *Dashboard) tasksPage(w http.ResponseWriter, r *request) error {
 	p, ctx := r.params, r.Context()
-	if text := strings.TrimSpace(p.Get("id")); text != "" { // from the field in the head of each page
+	if text := strings.TrimSpace(p.Get("id")); text != "" { // from the head of a page
 		if id, err := codeq.ParseID(text); err == nil {
 			w.Header().Set("Location", "./"+link("task", "id", id))
 			w.WriteHeader(http.StatusSeeOther)

@@ -19,7 +19,7 @@ import (
 type Feature struct {
 	Name   string
 	task   func(i, at int) codeq.Task // the i-th task, at an index of its batch; nil: plain
-	handle func(first bool) error     // returns the handler's error, by whether it is the task's first run; nil: no error
+	handle func(first bool) error     // returns the handler's error; nil: no error
 	fails  bool                       // for good, in the first run
 	due    time.Duration              // delay from Produce to due
 	// behind: the second part of each task comes behind all ready tasks, so that working off the

@@ -16,7 +16,7 @@ import (
 type RawPebble struct {
 	workers uint64
 	stores  []*rawStore
-	done    chan func(payload []byte) // capacity 1: sent by Work; each Produce takes it and sends it back
+	done    chan func(payload []byte) // capacity 1: sent by Work; Produce returns it after use
 }
 
 // rawStore belongs to one producer.

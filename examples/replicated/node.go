@@ -22,7 +22,7 @@ type job struct{ Number string }
 
 // report is a line on the standard output of a node, as JSON.
 type report struct {
-	Asked time.Time // start of the last request that all shards answered; zero: some have not answered
+	Asked time.Time // start of a request that all shards have answered; zero: none
 	Done  int64     // attempts finished in this process
 	Idle  bool      // no tasks are left, on any node
 }

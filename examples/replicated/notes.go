@@ -58,7 +58,7 @@ type tally struct {
 	first   string // one of the lost tasks
 	done    int    // done tasks
 	again   int    // repeated executions
-	unacked int    // done tasks of producers that were killed before the note of the acknowledgement
+	unacked int    // done tasks without a note, since their producer was killed
 }
 
 // compare compares the acknowledged tasks with the done ones.

@@ -10,10 +10,10 @@ import (
 )
 
 // checkManifests looks for flipped bits in the MANIFESTs of a store without a seal; Pebble stops
-// reading them at the first record that is not whole. A MANIFEST is synced at each of its records,
-// so that a whole record after one that is not is damage. So is a record that one flipped bit would
-// make whole, unless only zeros follow that bit. Nothing can be said of a log: a power loss takes
-// any part of what was not synced, and leaves later parts.
+// reading them at the first incomplete record. A MANIFEST is synced at each of its records, so a
+// complete record after an incomplete one is damage. So is a record that one flipped bit would make
+// complete, unless only zeros follow that bit. A log cannot be checked so: a power loss may take
+// any unsynced part and leave later parts.
 func checkManifests(fs vfs.FS, dir string) error {
 	names, err := fs.List(dir)
 	if err != nil {
@@ -52,7 +52,7 @@ const (
 // manifest is the content of a MANIFEST.
 type manifest []byte
 
-// isDamaged reads chunks up to the first one that is not whole.
+// isDamaged reads chunks up to the first incomplete one.
 func (m manifest) isDamaged() bool {
 	for from := 0; from < len(m); from += blockBytes {
 		block := m[from:min(from+blockBytes, len(m))]
@@ -69,7 +69,7 @@ func (m manifest) isDamaged() bool {
 	return false
 }
 
-// whole returns the length of the chunk at the beginning of b.
+// whole returns the length of the chunk at the beginning of b, and reports whether it is complete.
 func whole(b []byte) (n int, ok bool) {
 	if len(b) < headerBytes {
 		return 0, false
@@ -84,8 +84,8 @@ func whole(b []byte) (n int, ok bool) {
 // hasKind reports whether the kind in the header of a chunk exists.
 func hasKind(b []byte) bool { return kindFull <= b[6] && b[6] <= kindLast }
 
-// hasFlip reports whether one flipped bit would make the chunk at the beginning of b whole. last
-// says that only zeros follow b.
+// hasFlip reports whether one flipped bit would make the chunk at the beginning of b complete.
+// last: only zeros follow b.
 func hasFlip(b []byte, last bool) bool {
 	if len(b) < headerBytes {
 		return false
@@ -115,9 +115,9 @@ func hasFlip(b []byte, last bool) bool {
 	return false
 }
 
-// flipOf finds the bit of n bytes whose change changes their CRC by difference.
+// flipOf finds the bit of n bytes that changes their CRC by difference.
 func flipOf(difference uint32, n int) (at int, bit uint, ok bool) {
-	var by [8]uint32 // how each bit of the byte changes the CRC
+	var by [8]uint32 // the change of the CRC by each bit of the byte
 	for i := range by {
 		by[i] = castagnoli[1<<i]
 	}
@@ -161,7 +161,7 @@ func isZero(b []byte) bool {
 	return true
 }
 
-// masked returns the form in which LevelDB stores a CRC.
+// masked returns a CRC in LevelDB's stored form.
 func masked(crc uint32) uint32 { return bits.RotateLeft32(crc, 17) + 0xa282ead8 }
 
 func unmasked(stored uint32) uint32 { return bits.RotateLeft32(stored-0xa282ead8, -17) }

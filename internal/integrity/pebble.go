@@ -23,11 +23,10 @@ func OfPebble(err error) error {
 	return err
 }
 
-// OfOpening is OfPebble for a store that cannot be opened. Other causes count as damage, too. The
-// comparer or merger differs from that of this package, or the log was in another directory:
-// flipped bits in OPTIONS. A file is missing, or has another size than it should; if it is the one
-// that says which format the store has, Pebble takes the store for one whose creation was
-// interrupted, and that is not empty.
+// OfOpening is OfPebble for a store that cannot be opened. More causes count as damage. Another
+// comparer, merger or directory of the log means flipped bits in OPTIONS. A file may be missing, or
+// have a wrong size; if it is the marker of the format, Pebble takes the store for an incomplete
+// new one that is not empty.
 func OfOpening(err error) error {
 	if err = OfPebble(err); err == nil || errors.Is(err, ErrDamaged) {
 		return err

@@ -1,6 +1,6 @@
 // Package integrity finds damage in the files of a store that would otherwise be misread: Pebble
 // takes a flipped bit in its newest log, or in its MANIFEST, for the end of that file, and loses
-// what follows; one in the footer of a table may hide its keys (CheckTable).
+// the rest; one in the footer of a table may hide its keys (CheckTable).
 //
 // A store that is closed in order is sealed: a small file describes the others. Before the store is
 // opened for writing the seal is checked and removed, so that a crash never leaves one. Without a
@@ -69,8 +69,8 @@ func IsSealed(fs vfs.FS, dir string) (bool, error) {
 	return err == nil, err
 }
 
-// Check compares a store with its seal, and changes nothing. A store without a seal, as after a
-// crash, is checked by checkManifests.
+// Check compares a store with its seal, without changes. If there is no seal, as after a crash, it
+// calls checkManifests.
 func Check(fs vfs.FS, dir string) (sealed bool, err error) {
 	known, err := checkSeal(fs, dir)
 	if err != nil {
@@ -83,7 +83,7 @@ func Check(fs vfs.FS, dir string) (sealed bool, err error) {
 	if err != nil {
 		return true, err
 	}
-	for _, name := range names { // Pebble ignores tables that it does not know
+	for _, name := range names { // Pebble ignores unknown tables
 		if ofStore(name) && !IsTable(name) && !known[name] {
 			return true, damaged(dir, name, "did not exist when it was closed")
 		}
@@ -94,7 +94,7 @@ func Check(fs vfs.FS, dir string) (sealed bool, err error) {
 // Correct copies a sealed store, by hard links, into a directory that does not exist, and corrects
 // one bit in each file that differs from the seal: the CRC tells which bit. ok is false, and
 // nothing is copied, if all files match the seal, the seal itself is damaged, or more than one bit
-// of a file is wrong. The copy matches the seal, which does not cover the blocks of tables.
+// of a file is wrong. The copy matches the seal; the seal does not cover the blocks of tables.
 func Correct(fs vfs.FS, dir, to string) (ok bool, err error) {
 	sealed, err := readSeal(fs, dir)
 	switch {
@@ -138,7 +138,7 @@ func Correct(fs vfs.FS, dir, to string) (ok bool, err error) {
 	return true, syncDir(fs, to)
 }
 
-// correct returns the content of a file after correcting one bit; nil if that is not enough.
+// correct returns the content of a file with one bit corrected; nil if that is not enough.
 func correct(fs vfs.FS, path string, have, want sealedFile) ([]byte, error) {
 	if have.size != want.size {
 		return nil, nil
@@ -156,7 +156,7 @@ func correct(fs vfs.FS, path string, have, want sealedFile) ([]byte, error) {
 	return b, nil
 }
 
-// coveredFrom returns where the part of a file begins that its CRC in a seal covers.
+// coveredFrom returns the offset from which a seal's CRC covers a file.
 func coveredFrom(name string, size int64) int64 {
 	if IsTable(name) {
 		return max(size-footerBytes, 0)
@@ -164,8 +164,7 @@ func coveredFrom(name string, size int64) int64 {
 	return 0
 }
 
-// Unseal verifies that a store is as it was left, and durably removes its seal. REQUIRES: the
-// directory exists.
+// Unseal checks a store, and durably removes its seal. REQUIRES: the directory exists.
 func Unseal(fs vfs.FS, dir string) error {
 	sealed, err := Check(fs, dir)
 	if err == nil && sealed {
@@ -174,8 +173,8 @@ func Unseal(fs vfs.FS, dir string) error {
 	return err
 }
 
-// fileSeal is the suffix of the seal of a single file: the line that a seal of a store has for it,
-// after the checksum of the line.
+// fileSeal is the suffix of the seal of a single file: a line as in the seal of a store, after its
+// checksum.
 const fileSeal = ".seal"
 
 // SealFile durably seals a closed file.
@@ -208,7 +207,7 @@ func RemoveFile(fs vfs.FS, path string) error {
 	return nil
 }
 
-// CheckFile compares a file with its seal, if it has one, and changes nothing.
+// CheckFile compares a file with its seal, if it has one, without changes.
 func CheckFile(fs vfs.FS, path string) (sealed bool, err error) {
 	dir, name := fs.PathDir(path), fs.PathBase(path)
 	seal, err := readFile(fs, path+fileSeal)
@@ -237,7 +236,7 @@ func CheckFile(fs vfs.FS, path string) (sealed bool, err error) {
 	return true, nil
 }
 
-// UnsealFile verifies that a file is as it was left, and durably removes its seal.
+// UnsealFile checks a file, and durably removes its seal.
 func UnsealFile(fs vfs.FS, path string) error {
 	sealed, err := CheckFile(fs, path)
 	if err != nil || !sealed {
@@ -257,12 +256,12 @@ const (
 	manifestPrefix = "MANIFEST-"
 )
 
-// ofStore reports whether Pebble uses files with that name.
+// ofStore reports whether a name is that of a file of Pebble.
 func ofStore(name string) bool {
 	return IsTable(name) || IsAppended(name) || strings.HasPrefix(name, "OPTIONS-") || strings.HasPrefix(name, "marker.")
 }
 
-// IsAppended reports whether Pebble appends to a file of that name while a store is open.
+// IsAppended reports whether Pebble appends to a file of that name.
 func IsAppended(name string) bool {
 	return strings.HasSuffix(name, logSuffix) || strings.HasPrefix(name, manifestPrefix)
 }
@@ -276,7 +275,7 @@ type sealedFile struct {
 
 func (f sealedFile) String() string { return fmt.Sprintf("%s %d %08x", f.name, f.size, f.crc) }
 
-// parseSealedFile is the inverse of String, and accepts no name that leads out of the directory.
+// parseSealedFile is the inverse of String. It accepts no name outside the directory.
 func parseSealedFile(line string) (f sealedFile, ok bool) {
 	name, rest, _ := strings.Cut(line, " ")
 	size, crc, _ := strings.Cut(rest, " ")
@@ -287,8 +286,8 @@ func parseSealedFile(line string) (f sealedFile, ok bool) {
 	return f, plain && bytes >= 0 && sizeErr == nil && crcErr == nil && f.String() == line
 }
 
-// parseSeal parses the text of a seal after its checksum. The names are those of files of a store,
-// in ascending order.
+// parseSeal parses the text of a seal after its checksum. It requires names of store files in
+// ascending order.
 func parseSeal(text string) (files []sealedFile, ok bool) {
 	for line := range strings.Lines(text) {
 		f, ok := parseSealedFile(strings.TrimSuffix(line, "\n"))
@@ -319,7 +318,7 @@ func readSeal(fs vfs.FS, dir string) (files []sealedFile, err error) {
 	return files, nil
 }
 
-// writeSeal makes a seal appear complete and durable. names are sorted.
+// writeSeal writes a seal atomically and durably. names are sorted.
 func writeSeal(fs vfs.FS, dir string, names []string) error {
 	var text strings.Builder
 	for _, name := range names {

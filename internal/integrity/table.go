@@ -10,20 +10,20 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// Pebble has a checksum for each block of a table, but up to its table format 5 none for the
-// footer, which says of which format the blocks are. With one flipped bit there it takes them for
-// those of an older format: it panics, or finds keys that are not there, or does not find those
-// that are. codeq has never written an older one than oldestTable. Newer footers have checksums.
+// Pebble has a checksum for each block of a table, but up to its table format 5 none for the footer
+// with the format of the blocks. After one flipped bit there it reads the blocks in an older
+// format: it panics, finds keys that do not exist, or misses keys that do. codeq has never written
+// a format older than oldestTable. Newer footers have checksums.
 
-// oldestTable is the oldest format of Pebble of which codeq has written tables.
+// oldestTable is the oldest format of Pebble in tables written by codeq.
 const oldestTable = pebble.FormatColumnarBlocks
 
-// formatBytes is the length of the end of a footer that says the format: a version and a magic.
+// formatBytes is the length of the format at the end of a footer: a version and a magic.
 const formatBytes = 4 + 8
 
-// CheckTable returns a file that was opened for reading. If it is a table that names no format, or
-// one older than codeq has written, it closes the file, and the error matches pebble.ErrCorruption,
-// so that Pebble treats it as damage, too.
+// CheckTable checks the format of a table opened for reading, and returns other files unchanged. If
+// the format is unknown, or older than oldestTable, it closes the file, and the error matches
+// pebble.ErrCorruption, so that Pebble also treats it as damage.
 func CheckTable(f vfs.File, name string) (vfs.File, error) {
 	if !IsTable(name) {
 		return f, nil

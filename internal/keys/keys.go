@@ -5,19 +5,19 @@
 //	02 queue                catalogue   name of a queue
 //	03 lane                 catalogue   queue, priority and tenant of a lane
 //	04 queue                counters    tasks by state, the clock, and totals; queue 0: only the clock
-//	05 range queue bucket   buckets     how many ended tasks a bucket keeps
-//	06 [name]               settings    of a queue, as this shard knows them; without: the version that
-//	                                    those of queues without an entry have to exceed
+//	05 range queue bucket   buckets     number of ended tasks in a bucket
+//	06 [name]               settings    of a queue; without: the version that settings of queues
+//	                                    without an entry must exceed
 //	07 shard                inbound     number of the last message taken from a shard
-//	08 name                 schedule    what recurs, and how far it has come
+//	08 name                 schedule    a schedule and its progress
 //	09 shard                sent        number of the last message sent to a shard
-//	0a                      applied     the last entry of the log that is in the store
-//	0b node                 session     what a node has produced, as far as it may ask again
-//	0c node                 interest    which events a node wants to hear of
+//	0a                      applied     last applied entry of the log
+//	0b node                 session     recent produces of a node, which it may repeat
+//	0c node                 interest    events that a node subscribes to
 //	0d                      lease time  the clock of leases, in a cluster only
-//	0e [queue name, day]    daily       totals of a queue at the end of a day; without: the day of the
-//	                                    last sweep of these rows
-//	0f                      placement   the node that is to lead, by hand
+//	0e [queue name, day]    daily       totals of a queue at the end of a day; without: the day of
+//	                                    the last sweep of these rows
+//	0f                      placement   the node chosen by hand to lead
 //	10 lane [since] id      task        ready and leased tasks, in the order they became ready
 //	11 seq                  lease       the leases that one group granted
 //	12 due id               scheduled   tasks that wait for their time
@@ -25,19 +25,19 @@
 //	14 queue bucket id      dead        dead letters
 //	15 queue bucket id      done        completed tasks that are kept
 //	16 queue bucket id      canceled    canceled tasks that are kept
-//	17 id                   index       where a task lies that has left its first place
-//	18 hash                 unique      who holds an idempotency key
-//	19 time hash            freed       when idempotency keys become free, unless their task lives
-//	1a scope                group       who has the turn of a group
-//	1b queue scope id       wake        blocked tasks that may go on
-//	1c id                   pending     how many parents a task still waits for
+//	17 id                   index       place of a task that has left its first one
+//	18 hash                 unique      task that holds an idempotency key
+//	19 time hash            freed       expiry of idempotency keys, unless their task still exists
+//	1a scope                group       task with the turn of a group
+//	1b queue scope id       wake        blocked tasks to wake
+//	1c id                   pending     number of parents that a task waits for
 //	1d parent child         dependent   tasks that wait for the end of a task
-//	1e shard seq            outbound    messages to a shard that it has not taken yet
-//	1f parent               telling     how a task has ended, until all its children know
+//	1e shard seq            outbound    messages that a shard has not taken yet
+//	1f parent               telling     end of a task, until all its children have been told
 //	20 child parent         pin         parents whose results are kept until a task has ended
-//	21 parent               pinned      how many pins keep the result of a task
-//	22                      period time the clock of periods, while it is not the minter's
-//	23 queue name           granted     when a task of a queue with a rate was leased last
+//	21 parent               pinned      number of pins of a task's result
+//	22                      period time the clock of periods, if it differs from the minter's
+//	23 queue name           granted     last lease of a task of a queue with a rate
 //
 // A bucket is the time at which its tasks expire. Tasks of one scope block each other.
 //
@@ -93,13 +93,13 @@ const (
 // IDLen is the length of a task ID.
 const IDLen = 16
 
-// ID is a task ID as in a key: a UUIDv7 whose first eight bytes are a time, a fixed version nibble
+// ID is a task ID as in a key: a UUIDv7. Its first eight bytes are a time, a fixed version nibble
 // and a counter.
 type ID = [IDLen]byte
 
 // A since orders the tasks of a lane: milliseconds in the upper 48 bits, a kind nibble, a 12-bit
-// counter. The kind of a task in its first place is 7, the version nibble of its UUIDv7, so that
-// its since is the head of its ID and is not written twice. A task that has been moved has kind 8.
+// counter. The kind of a task in its first place is 7, the version nibble of its UUIDv7: its since
+// is the head of its ID, and is not written twice. A moved task has kind 8.
 const (
 	kindShift = 12
 	kindMask  = 0xf << kindShift
@@ -110,8 +110,8 @@ const (
 // SinceOf returns the since of a task in its first place.
 func SinceOf(id ID) uint64 { return binary.BigEndian.Uint64(id[:8]) }
 
-// ClockOf returns the value of the shard's clock from which an ID was made: milliseconds, and a
-// counter in the last 12 bits.
+// ClockOf returns the shard's clock at the creation of an ID: milliseconds, and a counter in the
+// last 12 bits.
 func ClockOf(id ID) uint64 {
 	since := SinceOf(id)
 	return SinceMillis(since)<<kindShift | since&(1<<kindShift-1)
@@ -170,8 +170,8 @@ const LaneLen = 1 + 4
 // REQUIRES: len(key) >= LaneLen.
 func LaneOfTask(key []byte) (lane uint32) { return binary.BigEndian.Uint32(key[1:]) }
 
-// AppendFrom appends the smallest task key of a lane at or after a position. A since of 0 stands
-// for the head of the lane.
+// AppendFrom appends the smallest task key of a lane at or after a position. A since of 0 means the
+// head of the lane.
 func AppendFrom(dst []byte, lane uint32, since uint64, id ID) []byte {
 	if since == 0 {
 		return AppendLane(dst, lane)
@@ -225,7 +225,7 @@ func AppendGroup(dst []byte, prefix byte, queue uint32, at uint64) []byte {
 	return binary.BigEndian.AppendUint64(AppendNumbered(dst, prefix, queue), at)
 }
 
-// ParseGrouped reads such a key. The caller knows which range it reads.
+// ParseGrouped reads a key of AppendGrouped. The caller knows the range.
 func ParseGrouped(key []byte) (queue uint32, at uint64, id ID, err error) {
 	if len(key) != 1+4+8+IDLen {
 		return 0, 0, id, malformed("grouped", key)
@@ -234,8 +234,8 @@ func ParseGrouped(key []byte) (queue uint32, at uint64, id ID, err error) {
 	return binary.BigEndian.Uint32(key[1:]), binary.BigEndian.Uint64(key[5:]), id, nil
 }
 
-// GroupEnd returns a key after all keys that begin with group, and before every other key that is
-// as long as group and follows it. REQUIRES: a byte of group is not 0xff.
+// GroupEnd returns the first key after all keys that begin with group. REQUIRES: a byte of group is
+// not 0xff.
 func GroupEnd(group []byte) []byte {
 	end := append([]byte(nil), group...)
 	for i := len(end) - 1; i >= 0; i-- {
@@ -266,15 +266,15 @@ func ParseBucket(key []byte) (prefix byte, queue uint32, bucket uint64, err erro
 	return key[1], binary.BigEndian.Uint32(key[2:]), binary.BigEndian.Uint64(key[6:]), nil
 }
 
-// Forever is the bucket of tasks that are kept for ever, and a time that never comes.
+// Forever is the bucket of tasks that are kept forever, and a time that never comes.
 const Forever = 1<<64 - 1
 
 // minBucket is the width of the narrowest buckets, in ms.
 const minBucket = 1000
 
-// BucketOf returns the end of the bucket for a task that is to be kept for retention ms from now;
-// negative: for ever. Buckets are between an eighth and a sixteenth of the retention wide, so that
-// a queue has few of them.
+// BucketOf returns the end of the bucket for a task with a retention in ms from now; negative:
+// forever. The width of buckets is between an eighth and a sixteenth of the retention, so that a
+// queue has few of them.
 func BucketOf(wall uint64, retention int64) uint64 {
 	if retention < 0 || uint64(retention) > 1<<62 {
 		return Forever
@@ -295,10 +295,10 @@ func Later(wall, ms uint64) uint64 {
 	return wall + ms
 }
 
-// RecordRanges are the ranges in which the records of tasks lie.
+// RecordRanges are the ranges of the records of tasks.
 var RecordRanges = [...]byte{Task, Scheduled, Blocked, Dead, Done, Canceled}
 
-// Ended reports whether a range is one of ended tasks.
+// Ended reports whether a range has ended tasks.
 func Ended(prefix byte) bool { return prefix == Dead || prefix == Done || prefix == Canceled }
 
 // AppendHashed appends a key of the range Unique.
@@ -391,7 +391,7 @@ func ParseOutbound(key []byte) (shard uint32, seq uint64, err error) {
 // AppendByID appends a key of the ranges Index, Pending, Telling and Pinned.
 func AppendByID(dst []byte, prefix byte, id ID) []byte { return append(append(dst, prefix), id[:]...) }
 
-// ParseByID reads such a key.
+// ParseByID reads a key of AppendByID.
 func ParseByID(key []byte) (id ID, err error) {
 	if len(key) != 1+IDLen || key[0] != Index && key[0] != Pending && key[0] != Telling && key[0] != Pinned {
 		return id, malformed("key by ID", key)
@@ -424,7 +424,7 @@ func AppendNumbered(dst []byte, prefix byte, n uint32) []byte {
 }
 
 // ParseNumbered reads a key of the ranges Queue, Lane, Counters, Inbound and Sent. The caller knows
-// which one it reads.
+// the range.
 func ParseNumbered(key []byte) (n uint32, err error) {
 	if len(key) != 1+4 {
 		return 0, malformed("catalogue", key)

@@ -2,28 +2,28 @@ package keys
 
 import "codeq/internal/wire"
 
-// Message is a request of one shard to another one. It is stored in the same commit as what made it
-// necessary, and is kept in the range Outbound until it was taken. Each kind uses its own fields.
+// Message is a request of one shard to another one. It is stored in the same commit as its cause,
+// and is kept in the range Outbound until it is taken. Each kind uses its own fields.
 type Message struct {
 	Kind byte
 
 	Queue string // of MsgAdmit, MsgFollow, MsgTick and MsgSettings
 
-	// For MsgAdmit, MsgFollow and MsgTick: a task to be produced.
+	// For MsgAdmit, MsgFollow and MsgTick: the task to produce.
 	Tenant   string
 	Priority uint8
 	Record   []byte
 
-	// For MsgFlow: tasks to be produced, in the order of their batch, and those of their parents
-	// that were produced as tasks of it, in ascending order. Nth refers to one of Tasks.
+	// For MsgFlow: the tasks to produce, in the order of their batch, and their already produced
+	// parents of the same batch, in ascending order. Nth refers to one of Tasks.
 	Tasks    []MessageTask
 	Siblings []ID
 
-	// For MsgDepend and MsgEnded: a task, and one that waits for its end. MsgUnpin,
-	// MsgFollow and MsgFlow have only Parent, and MsgLeft only Child.
+	// For MsgDepend and MsgEnded: a task, and one that waits for its end. MsgUnpin, MsgFollow and
+	// MsgFlow only have Parent, MsgLeft only Child.
 	Parent  ID
 	Child   ID
-	Outcome byte // MsgDepend: what to do if the parent dies, or is missing; MsgEnded: how it ended
+	Outcome byte // MsgDepend: the action on a parent's death; MsgEnded: the parent's end
 
 	Settings []byte // of MsgSettings: an encoded SettingsValue
 
@@ -34,7 +34,7 @@ type Message struct {
 	Tick     uint64
 }
 
-// MessageTask is a task to be produced with others.
+// MessageTask is one of several tasks to produce.
 type MessageTask struct {
 	Queue, Tenant string
 	Priority      uint8
@@ -47,15 +47,15 @@ const (
 	MsgDepend   = 2  // Child, of the sender, waits for Parent
 	MsgEnded    = 3  // Parent, of the sender, has ended for Child
 	MsgSettings = 4  // adopt the settings, unless there are newer ones
-	MsgUnpin    = 5  // Parent has one pin less
-	MsgLeft     = 6  // Child, of the sender, does not need its parents any more
-	MsgFollow   = 7  // produce the task, in whose sender's commit Parent was completed
-	MsgFlow     = 8  // produce the tasks, and see that others do; Parent is as in MsgFollow, if it is not zero
+	MsgUnpin    = 5  // remove a pin of Parent
+	MsgLeft     = 6  // Child, of the sender, no longer needs its parents
+	MsgFollow   = 7  // produce the task; the sender has completed Parent in the same commit
+	MsgFlow     = 8  // produce the tasks, and pass on others; Parent: zero or as in MsgFollow
 	MsgTick     = 9  // produce the task of the tick, and answer with MsgTicked
 	MsgTicked   = 10 // the task of the tick was produced
 )
 
-// HasTasks reports whether a message has tasks to be produced.
+// HasTasks reports whether a message has tasks to produce.
 func (m *Message) HasTasks() bool {
 	switch m.Kind {
 	case MsgAdmit, MsgFollow, MsgFlow, MsgTick:

@@ -2,5 +2,5 @@
 
 package keys
 
-// NextFormat is the range that the next format adds: one key, whose value is one byte.
+// NextFormat is the range that the next format adds: one key with a value of one byte.
 const NextFormat = 0x25

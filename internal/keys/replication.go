@@ -25,28 +25,28 @@ func ParseApplied(b []byte) (index, term uint64, err error) {
 	return binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:]), nil
 }
 
-// AppendNamed appends a key that names a node.
+// AppendNamed appends a key with the name of a node.
 func AppendNamed(dst []byte, prefix byte, node string) []byte {
 	return append(append(dst, prefix), node...)
 }
 
-// SessionValue holds the recent produces of a node in a shard: the calls whose outcomes the node
-// may not know yet.
+// SessionValue holds the recent produces of a node in a shard: the calls with outcomes that the
+// node may not know yet.
 type SessionValue struct {
-	Life  uint64 // of the node, the latest that has produced
+	Life  uint64 // of the node: the latest incarnation that has produced
 	Low   uint64 // the node knows the outcome of every call below it
 	Calls []SessionCall
-	Gone  uint64 // wall clock, ms: when the node was removed from the cluster; 0: it was not
+	Gone  uint64 // time of the node's removal from the cluster; wall clock, ms; 0: none
 }
 
-// InterestValue is what a node wants to hear of. Among several, the one of the latest life with the
-// largest number counts.
+// InterestValue is the set of events that a node subscribes to. Among several, the one of the
+// latest life with the largest number counts.
 type InterestValue struct {
 	Kinds        uint64 // a set; 0 is not stored
 	Life, Number uint64 // Life is not 0
 }
 
-// IsBefore reports whether a node has sent a value before another one.
+// IsBefore reports whether v is older than w.
 func (v InterestValue) IsBefore(w InterestValue) bool {
 	return v.Life < w.Life || v.Life == w.Life && v.Number < w.Number
 }
@@ -60,7 +60,7 @@ func (v InterestValue) Append(dst []byte) []byte {
 	return dst
 }
 
-// ParseInterest reads what a node wants to hear of.
+// ParseInterest is the inverse of Append.
 func ParseInterest(b []byte) (v InterestValue, err error) {
 	switch len(b) {
 	case 8:
@@ -125,7 +125,7 @@ func AppendIDs[T ~[IDLen]byte](dst []byte, ids []T) []byte {
 	return dst
 }
 
-// ReadIDs reads what AppendIDs has written; none is nil.
+// ReadIDs is the inverse of AppendIDs. It returns nil for none.
 func ReadIDs(r *wire.Reader) []ID {
 	n := r.Count(IDLen)
 	if n == 0 {
@@ -153,7 +153,7 @@ func AppendIndexes(dst []byte, list []int) []byte {
 	return dst
 }
 
-// ReadIndexes reads what AppendIndexes has written; none is nil.
+// ReadIndexes is the inverse of AppendIndexes. It returns nil for none.
 func ReadIndexes(r *wire.Reader) []int {
 	n := r.Count(1)
 	if n == 0 {

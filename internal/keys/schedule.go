@@ -19,12 +19,12 @@ func ParseSchedule(key []byte) (name string, err error) {
 	return string(key[1:]), nil
 }
 
-// ScheduleValue is a schedule: how far it has come, when it ticks, and the task that a tick
-// produces. Times are milliseconds since 1970.
+// ScheduleValue is a schedule: its progress, its times, and the task of a tick. Times are
+// milliseconds since 1970.
 type ScheduleValue struct {
-	Start    uint64 // when it was set; intervals count from here
+	Start    uint64 // time of setting; intervals count from here
 	After    uint64 // ticks up to here are over
-	Last     uint64 // the tick that produced the last task; 0: none has
+	Last     uint64 // the tick that produced the last task; 0: none
 	Missed   uint8
 	Paused   bool   // does not tick
 	Every    uint64 // ms; 0: by Cron
@@ -37,7 +37,7 @@ type ScheduleValue struct {
 	Record   []byte // as produced
 }
 
-// These begin a value and name the form of what follows, which is the same.
+// The first byte of a value. The rest has the same form.
 const (
 	scheduleForm = 1
 	pausedForm   = 2

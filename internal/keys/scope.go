@@ -6,14 +6,14 @@ import (
 )
 
 // The tasks of a limit, or of a group, wait for each other in a scope, and the suspects of a queue
-// in some. Its number is a hash of its name; the last bit is 1 for groups and 0 for all others, the
-// bit before is 0 for suspects and 1 for all others, and no number is 0.
+// in several. The number of a scope is a hash of its name; the last bit is 1 for groups and 0 for
+// all others, the bit before is 0 for suspects and 1 for all others, and no number is 0.
 const (
 	GroupScopeBit = 1
 	namedScopeBit = 2
 
 	suspectScopeBit = 4
-	suspectPartBit  = 8 // the lowest of those that say which one of the scopes it is
+	suspectPartBit  = 8 // the lowest bit of the part
 )
 
 // LimitScope returns the scope of the tasks of a queue with a limit key; 0 for an empty key.
@@ -36,11 +36,11 @@ func scopeOf(h [sha256.Size]byte) uint64 {
 	return binary.BigEndian.Uint64(h[:])&^GroupScopeBit | namedScopeBit
 }
 
-// SuspectParts is how many scopes the suspects of a queue have.
+// SuspectParts is the number of scopes for the suspects of a queue.
 const SuspectParts = 16
 
-// SuspectScope returns a scope of the tasks of a queue that wait since they may have ended the
-// process. part is less than SuspectParts.
+// SuspectScope returns a scope of the suspects of a queue: tasks that wait because they may have
+// ended the process. part is less than SuspectParts.
 func SuspectScope(queue string, part int) uint64 {
 	const kind = GroupScopeBit | namedScopeBit | suspectScopeBit
 	h := hash("suspect", queue)
@@ -50,9 +50,8 @@ func SuspectScope(queue string, part int) uint64 {
 // IsSuspectScope reports whether a scope is one of suspects.
 func IsSuspectScope(scope uint64) bool { return scope != 0 && scope&(GroupScopeBit|namedScopeBit) == 0 }
 
-// SuspectPartOf returns the scope of a suspect with a number of leases so far. It is as random as
-// its ID, and another one after the next crash, so that each suspect comes before each other one
-// sooner or later.
+// SuspectPartOf returns the part of a suspect with a number of leases so far. It is as random as
+// the ID and changes with each crash, so that eventually each suspect comes before each other one.
 func SuspectPartOf(id ID, leases uint32) int {
 	x := binary.BigEndian.Uint64(id[:]) ^ binary.BigEndian.Uint64(id[8:]) + uint64(leases)*0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9 // the finalizer of SplitMix64 (Steele and others, 2014)
@@ -60,7 +59,7 @@ func SuspectPartOf(id ID, leases uint32) int {
 	return int(x >> 33 % SuspectParts)
 }
 
-// SuspectPart returns which one of the scopes of its queue a scope of suspects is.
+// SuspectPart returns the part of a scope of suspects.
 func SuspectPart(scope uint64) int { return int(scope / suspectPartBit % SuspectParts) }
 
 // UniqueHash returns the stored form of an idempotency key.

@@ -19,7 +19,7 @@ func fnv(b []byte) uint64 {
 // fnvNext returns the hash of the bytes with hash h and one more byte.
 func fnvNext(h uint64, b byte) uint64 { return (h ^ uint64(b)) * fnvPrime }
 
-// ShardOf returns the number of the shard to which an ID routes.
+// ShardOf returns the number of the shard of an ID.
 func ShardOf(id ID, shards int) int {
 	if shards == 1 {
 		return 0
@@ -30,8 +30,8 @@ func ShardOf(id ID, shards int) int {
 // ShardOfSchedule returns the number of the shard of a schedule.
 func ShardOfSchedule(name string, shards int) int { return int(fnv([]byte(name)) % uint64(shards)) }
 
-// Route changes the last byte of an ID so that it routes to a shard. It returns false if no value
-// does.
+// Route changes the last byte of an ID so that it belongs to a shard. It returns false if that is
+// impossible.
 func Route(id *ID, shard, shards int) bool {
 	if shards == 1 {
 		return true

@@ -6,11 +6,11 @@ import (
 	"codeq/internal/wire"
 )
 
-// EventKinds is how many kinds of events there are.
+// EventKinds is the number of kinds of events.
 const EventKinds = 8
 
-// Totals counts what has happened to the tasks of a queue, by kind of event: the first kind has
-// number 1 and index 0.
+// Totals counts the events of the tasks of a queue, by kind: the first kind has number 1 and index
+// 0.
 type Totals [EventKinds]uint64
 
 // Add adds the totals of o.
@@ -20,7 +20,7 @@ func (t *Totals) Add(o *Totals) {
 	}
 }
 
-// AtLeast reports whether no kind has happened less often than in o.
+// AtLeast reports whether no count is less than in o.
 func (t *Totals) AtLeast(o *Totals) bool {
 	for i := range t {
 		if t[i] < o[i] {
@@ -30,10 +30,10 @@ func (t *Totals) AtLeast(o *Totals) bool {
 	return true
 }
 
-// TotalsValue is what has happened to the tasks of a queue up to a day, and on that day. It ends
-// the value of the queue's counters, and is the value of a row of the range Daily.
+// TotalsValue has the totals of a queue up to a day, and of that day. It ends the value of the
+// queue's counters, and is the value of a row of the range Daily.
 type TotalsValue struct {
-	Day   uint32 // in UTC, since 1970: the last on which the queue has changed; 0: nothing was counted
+	Day   uint32 // day of the queue's last change, in UTC, since 1970; 0: nothing was counted
 	All   Totals
 	OfDay Totals
 }
@@ -50,7 +50,7 @@ func (v *TotalsValue) Append(dst []byte) []byte {
 	return dst
 }
 
-// ReadTotals reads what Append has appended.
+// ReadTotals is the inverse of Append.
 func ReadTotals(r *wire.Reader) (v TotalsValue) {
 	v.Day = r.Uint32()
 	for i := range v.All {
@@ -76,7 +76,7 @@ func ParseTotals(b []byte) (TotalsValue, error) {
 }
 
 // AppendTotals appends the key of a row: the totals of a queue at the end of a day. The rows of a
-// queue lie together, in the order of days. REQUIRES: the queue has a name.
+// queue are adjacent, in the order of days. REQUIRES: the queue has a name.
 func AppendTotals(dst []byte, queue string, day uint32) []byte {
 	dst = wire.AppendBytes(append(dst, Daily), queue)
 	return binary.BigEndian.AppendUint32(dst, day)

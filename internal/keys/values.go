@@ -8,8 +8,8 @@ import (
 	"codeq/internal/wire"
 )
 
-// LaneValue is the catalogue entry of a lane. A lane that nobody needs leaves memory, and gets
-// another number when it comes back; ready and leased tasks lie under its last number.
+// LaneValue is the catalogue entry of a lane. An unused lane leaves memory, and gets another number
+// when it comes back; ready and leased tasks lie under its last number.
 type LaneValue struct {
 	Queue    uint32
 	Priority uint8 // below 128
@@ -19,7 +19,7 @@ type LaneValue struct {
 	Seq uint64
 }
 
-// laneSeq in the priority says that Seq follows; otherwise Seq is 0.
+// laneSeq in the priority: Seq follows; otherwise Seq is 0.
 const laneSeq = 0x80
 
 // Append appends the encoded entry.
@@ -84,7 +84,7 @@ func (c *Counts) Ended(prefix byte) *uint64 {
 }
 
 // CountersValue is the value of a counters key: the counts of a queue, the value of the shard's
-// clock at that time, and what has happened to its tasks.
+// clock at that time, and the queue's totals.
 type CountersValue struct {
 	Counts
 	Clock  uint64
@@ -94,7 +94,7 @@ type CountersValue struct {
 // CountersLen is the length of an encoded CountersValue without totals.
 const CountersLen = 8 * 8
 
-// Append appends the encoded value. Totals in which nothing was counted are left out.
+// Append appends the encoded value. Empty totals are left out.
 func (v *CountersValue) Append(dst []byte) []byte {
 	for _, n := range [...]uint64{v.Clock, v.Ready, v.Scheduled, v.Blocked, v.Leased, v.Dead, v.Done, v.Canceled} {
 		dst = binary.BigEndian.AppendUint64(dst, n)
@@ -121,11 +121,11 @@ func ParseCounters(b []byte) (v CountersValue, err error) {
 	return v, err
 }
 
-// AppendNumber appends a number that is a whole value: the size of a bucket, the last message taken
-// or sent, the parents for which a task waits, the clock of leases.
+// AppendNumber appends a value that is one number: the size of a bucket, the last message taken or
+// sent, the number of parents that a task waits for, the clock of leases.
 func AppendNumber(dst []byte, n uint64) []byte { return binary.BigEndian.AppendUint64(dst, n) }
 
-// ParseNumber reads such a value.
+// ParseNumber is the inverse of AppendNumber.
 func ParseNumber(b []byte) (uint64, error) {
 	if len(b) != 8 {
 		return 0, malformed("number", b)
@@ -144,7 +144,7 @@ func (v PinnedValue) Append(dst []byte) []byte {
 	return AppendNumber(AppendNumber(dst, v.Count), v.Until)
 }
 
-// ParsePinned reads such a value.
+// ParsePinned is the inverse of Append.
 func ParsePinned(b []byte) (PinnedValue, error) {
 	if len(b) != 16 {
 		return PinnedValue{}, malformed("pins", b)
@@ -152,8 +152,7 @@ func ParsePinned(b []byte) (PinnedValue, error) {
 	return PinnedValue{binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:])}, nil
 }
 
-// LeaseTimeValue is the clock of leases, and the crashes of processes that have
-// leases left, perhaps.
+// LeaseTimeValue is the clock of leases, and the crashes of processes that may still have leases.
 type LeaseTimeValue struct {
 	Clock   uint64 // ms
 	Crashes []CrashValue
@@ -163,7 +162,7 @@ type LeaseTimeValue struct {
 type CrashValue struct {
 	Process  uint64 // its number; 0: not known
 	Until    uint64 // by the clock of leases, when all of its leases have ended
-	Suspects uint64 // that were at work
+	Suspects uint64 // tasks that were at work
 	Partial  bool   // there may have been more
 }
 
@@ -182,7 +181,7 @@ func (v LeaseTimeValue) Append(dst []byte) []byte {
 	return dst
 }
 
-// ParseLeaseTime reads such a value.
+// ParseLeaseTime is the inverse of Append.
 func ParseLeaseTime(b []byte) (v LeaseTimeValue, err error) {
 	if len(b)%crashLen != 8 {
 		return v, malformed("clock of leases", b)
@@ -195,11 +194,11 @@ func ParseLeaseTime(b []byte) (v LeaseTimeValue, err error) {
 	return v, nil
 }
 
-// PeriodTimeValue is the clock of periods, by which idempotency keys, waits between attempts and
-// retention end.
+// PeriodTimeValue is the clock of periods: of idempotency keys, waits between attempts and
+// retention.
 type PeriodTimeValue struct {
 	Clock uint64 // ms since 1970
-	Waits uint64 // no task waits between attempts until a time before it
+	Waits uint64 // no task waits between attempts until an earlier time
 }
 
 const periodTimeLen = 8 + 8
@@ -209,7 +208,7 @@ func (v PeriodTimeValue) Append(dst []byte) []byte {
 	return AppendNumber(AppendNumber(dst, v.Clock), v.Waits)
 }
 
-// ParsePeriodTime reads such a value.
+// ParsePeriodTime is the inverse of Append.
 func ParsePeriodTime(b []byte) (PeriodTimeValue, error) {
 	if len(b) != periodTimeLen {
 		return PeriodTimeValue{}, malformed("clock of periods", b)
@@ -217,10 +216,11 @@ func ParsePeriodTime(b []byte) (PeriodTimeValue, error) {
 	return PeriodTimeValue{binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:])}, nil
 }
 
-// ClockSet says that the wall clock of a shard was set, or that the shard was closed for some time.
+// ClockSet records that the wall clock of a shard was set, or that the shard was closed for some
+// time.
 type ClockSet struct {
-	At     uint64 // the last time by the clock that stamps before, ms since 1970
-	Wall   uint64 // the wall clock after it, ms since 1970
+	At     uint64 // the last stamp before the change, ms since 1970
+	Wall   uint64 // the wall clock after the change, ms since 1970
 	Opened bool   // the shard was closed between the two
 }
 
@@ -238,7 +238,7 @@ func AppendClockSets(dst []byte, sets []ClockSet) []byte {
 	return dst
 }
 
-// ParseClockSets reads such a list.
+// ParseClockSets is the inverse of AppendClockSets.
 func ParseClockSets(b []byte) (sets []ClockSet, err error) {
 	if len(b) == 0 || len(b)%clockSetLen != 0 {
 		return nil, malformed("list of set clocks", b)
@@ -253,26 +253,26 @@ func ParseClockSets(b []byte) (sets []ClockSet, err error) {
 	return sets, nil
 }
 
-// SettingsValue is the settings of a queue. The one with the larger version counts.
+// SettingsValue has the settings of a queue. The one with the larger version counts.
 type SettingsValue struct {
 	Version uint64 // 1 or more, and below 2^56
 	JSON    []byte // an object
 }
 
-// The objects of settings that are not kept.
+// JSON for queues without settings.
 var (
-	NoSettings    = []byte(`{"None":true}`)                // of a queue that goes on without any
+	NoSettings    = []byte(`{"None":true}`)                // of a queue with default settings
 	QueueIsGone   = []byte(`{"None":true,"Deleted":true}`) // of a queue that was deleted
-	DeleteQueue   = []byte(`{"Deleted":true}`)             // that asks the first shard for QueueIsGone
-	GivenSettings = []byte("{}")                           // of the entry of no queue, see GivenKey
+	DeleteQueue   = []byte(`{"Deleted":true}`)             // asks the first shard for QueueIsGone
+	GivenSettings = []byte("{}")                           // of GivenKey
 )
 
-// GivenKey returns the key of the entry of no queue, in the range of settings: its version is one
-// that the settings of a queue have had that are not kept. Those of a queue without an entry are
-// newer if their version is larger.
+// GivenKey returns the key of the entry for dropped settings, in the range of settings: it has the
+// largest version among the dropped settings of all queues. Settings of a queue without an entry
+// are newer only if their version is larger.
 func GivenKey() []byte { return []byte{Settings} }
 
-// IsNone reports whether the value says that the shard keeps no settings of the queue.
+// IsNone reports whether the value means that the shard keeps no settings of the queue.
 func (v SettingsValue) IsNone() bool {
 	return bytes.Equal(v.JSON, NoSettings) || bytes.Equal(v.JSON, QueueIsGone)
 }
@@ -293,8 +293,8 @@ func ParseSettings(b []byte) (SettingsValue, error) {
 	return SettingsValue{}, malformed("settings", b)
 }
 
-// Place is where the record of a task lies. It is the value of an index entry, except for ended
-// tasks, which are found by their queue.
+// Place is the place of a task's record. It is the value of an index entry, except for ended tasks,
+// which are found by their queue.
 type Place struct {
 	Range byte
 	Group uint32 // the lane (Task), nothing (Scheduled), or the queue
@@ -304,7 +304,7 @@ type Place struct {
 // PlaceLen is the length of an encoded Place.
 const PlaceLen = 1 + 4 + 8
 
-// FirstPlace returns the place of a task that has never been moved.
+// FirstPlace returns the place of a task that was never moved.
 func FirstPlace(lane uint32, id ID) Place {
 	return Place{Range: Task, Group: lane, At: SinceOf(id)}
 }
@@ -358,15 +358,14 @@ func ParsePlace(b []byte) (Place, error) {
 	}, nil
 }
 
-// UniqueValue says who holds an idempotency key.
+// UniqueValue is the holder of an idempotency key.
 type UniqueValue struct {
-	ID    ID     // perhaps of a task that does not exist any more, if Until is set; see Gone
+	ID    ID     // if Until is set, the task may no longer exist; see Gone
 	Until uint64 // the key is taken at least until then, ms since 1970; 0: until the task has ended
 }
 
-// Gone holds, for a time, the idempotency keys of which only the hashes came from another
-// directory: it is the ID of no task. They are in all shards, since the hash does not say which is
-// theirs.
+// Gone is the ID of no task. It temporarily holds imported idempotency keys with unknown tasks.
+// They are in all shards, since their shard does not follow from the hash.
 var Gone = ID{6: 0x70, 8: 0x80}
 
 const uniqueValueLen = IDLen + 8
@@ -376,7 +375,7 @@ func (v UniqueValue) Append(dst []byte) []byte {
 	return binary.BigEndian.AppendUint64(append(dst, v.ID[:]...), v.Until)
 }
 
-// ParseUnique reads the holder of an idempotency key.
+// ParseUnique is the inverse of Append.
 func ParseUnique(b []byte) (v UniqueValue, err error) {
 	if len(b) != uniqueValueLen {
 		return v, malformed("holder of an idempotency key", b)
@@ -386,9 +385,9 @@ func ParseUnique(b []byte) (v UniqueValue, err error) {
 	return v, nil
 }
 
-// GroupValue says which task of a group has the turn.
+// GroupValue has the turn of a group.
 type GroupValue struct {
-	Holder  ID   // zero: the first waiting task will get the turn
+	Holder  ID   // task with the turn; zero: the first waiting task will get it
 	Waiting bool // others wait
 }
 
@@ -399,7 +398,7 @@ func (v GroupValue) Append(dst []byte) []byte {
 	return wire.AppendBool(append(dst, v.Holder[:]...), v.Waiting)
 }
 
-// ParseGroup reads who has the turn of a group.
+// ParseGroup is the inverse of Append.
 func ParseGroup(b []byte) (v GroupValue, err error) {
 	if len(b) != groupValueLen || b[groupValueLen-1] > 1 {
 		return v, malformed("turn of a group", b)
@@ -414,7 +413,7 @@ func AppendLaneNumber(dst []byte, lane uint32) []byte {
 	return binary.BigEndian.AppendUint32(dst, lane)
 }
 
-// SplitLane splits such a value.
+// SplitLane splits the value of a scheduled or blocked task.
 func SplitLane(b []byte) (lane uint32, rec []byte, err error) {
 	if len(b) < 4 {
 		return 0, nil, malformed("record with lane", b)
@@ -425,7 +424,7 @@ func SplitLane(b []byte) (lane uint32, rec []byte, err error) {
 // EndedValue begins the value of an ended task; its record follows.
 type EndedValue struct {
 	Lane   uint32
-	At     uint64 // when it ended, ms since 1970
+	At     uint64 // time of the end, ms since 1970
 	Result []byte
 }
 
@@ -447,12 +446,12 @@ func ParseEnded(b []byte) (v EndedValue, rec []byte, err error) {
 	return v, rec, nil
 }
 
-// LeaseHeader begins the value of a lease record: what all its leases share.
+// LeaseHeader begins the value of a lease record, and applies to all its leases.
 type LeaseHeader struct {
-	Local    bool   // granted to the process itself: returned at the next Open
+	Local    bool   // granted to the process itself: released at the next Open
 	Deadline uint64 // wall clock, ms since 1970; 0: Local, and the process has closed the queue
 	Ends     uint64 // the deadline by the shard's clock of leases, ms; 0: granted without a cluster
-	Process  uint64 // of a cluster, that holds the leases; 0: not known
+	Process  uint64 // the process of a cluster that holds the leases; 0: not known
 }
 
 // The flags of a lease record.
@@ -484,10 +483,9 @@ func (h LeaseHeader) Append(dst []byte) []byte {
 	return dst
 }
 
-// LeaseEntry is one lease in a lease record. It is valid while the task's record lies at (Lane,
-// Since) and has been leased Leases-1 times before; otherwise the task has gone on. If several
-// records have an entry for the same lease, the deadline is that of the one with the largest
-// sequence number.
+// LeaseEntry is one lease in a lease record. It is valid while the task's record is at (Lane,
+// Since) and was leased Leases-1 times before; otherwise the lease is over. If several records have
+// an entry for the same lease, the deadline is that of the one with the largest sequence number.
 type LeaseEntry struct {
 	ID       ID
 	Lane     uint32
@@ -496,24 +494,24 @@ type LeaseEntry struct {
 	Leases   uint32 // times leased, this one included
 	Attempts uint32 // attempts counted, this one included
 	Duration uint64 // ms
-	Worker   string // who holds the lease; "": not known
+	Worker   string // holder of the lease; "": not known
 }
 
 // GrantedAt returns when a lease was granted, by the clock of its shard, ms since 1970. A renewal
-// leaves the token as it is.
+// does not change the token.
 func GrantedAt(token uint64) uint64 { return token >> kindShift }
 
 // The forms of a lease entry. An entryFresh is the first lease of a task in its first place:
 // everything except the ID and the duration follows from the record. An entryWorker is no lease: it
-// names who holds the leases that follow.
+// names the holder of the following leases.
 const (
 	entryFull   = 0
 	entryFresh  = 1
 	entryWorker = 2
 )
 
-// AppendWorker appends to the value of a lease record who holds the leases that follow; until then
-// nobody knows.
+// AppendWorker appends the holder of the following leases to the value of a lease record. Leases
+// before the first one have an unknown holder.
 func AppendWorker(dst []byte, worker string) []byte {
 	return wire.AppendBytes(append(dst, entryWorker), worker)
 }
@@ -565,8 +563,8 @@ func ParseLeases(seq uint64, b []byte) (LeaseHeader, []LeaseEntry, error) {
 	return h, entries, nil
 }
 
-// EndLocalLeases returns a lease record whose process has closed the queue, if its leases are
-// local; nil: they are not.
+// EndLocalLeases returns a lease record of local leases, changed to the state after the process has
+// closed the queue; nil: the leases are not local.
 func EndLocalLeases(b []byte) []byte {
 	const deadlineAt, deadlineEnd = 1, 1 + 8
 	if len(b) < deadlineEnd || b[0]&leaseLocal == 0 {
@@ -591,7 +589,7 @@ func readLease(r *wire.Reader, form byte, seq uint64) LeaseEntry {
 	return e
 }
 
-// LaneOf returns the lane in which a task was produced: bytes 9 to 11 of its ID.
+// LaneOf returns the first lane of a task: bytes 9 to 11 of its ID.
 func LaneOf(id ID) uint32 { return uint32(id[9])<<16 | uint32(id[10])<<8 | uint32(id[11]) }
 
 // MaxLane is the largest number of a lane.
@@ -606,10 +604,10 @@ const (
 // PendingCanceled is the value in the range Pending of a task that will be canceled.
 const PendingCanceled = 1<<64 - 1
 
-// ParentPinned is how a parent has ended, in a MsgEnded, that is kept until the child has ended.
+// ParentPinned is the outcome in a MsgEnded for a parent that is kept until the child has ended.
 const ParentPinned = 2
 
-// The values of a record about parents that die, or are gone.
+// The values of a record for parents that die or are missing.
 const (
 	CancelOnDead = 1 // cancels the task when a parent dies
 	MaxOnDead    = 2

@@ -6,12 +6,12 @@ import (
 	"unicode/utf8"
 )
 
-// kindLen is the length of an ErrorKind at the most, in bytes.
+// kindLen is the maximum length of an ErrorKind, in bytes.
 const kindLen = 256
 
-// ErrorKind returns what the texts of errors have in common that differ by numbers, identifiers and
-// quoted values: "#" stands for each word with a digit, and "?" for what is in quotes. White space
-// is one space, and what follows after kindLen bytes is cut off.
+// ErrorKind returns the same text for errors that differ only in numbers, identifiers and quoted
+// values: it replaces each word with a digit by "#", and quoted text by "?". White space becomes
+// one space, and the text is cut after kindLen bytes.
 func ErrorKind(text string) string {
 	var b strings.Builder
 	space := false

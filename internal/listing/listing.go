@@ -1,5 +1,5 @@
 // Package listing reads the tasks of one state from a shard, page by page, in an order that all
-// shards share, so that their pages can be merged. The owner of the shard adds what is only in its
+// shards share, so that their pages can be merged. The owner of the shard adds data from its
 // memory, in short visits; the rest is read from a snapshot, concurrently with the owner.
 package listing
 
@@ -21,12 +21,12 @@ import (
 	"codeq/internal/wire"
 )
 
-// Query says which tasks are read.
+// Query selects the tasks to read.
 type Query struct {
 	State    engine.TaskState
 	Queue    string    // "": all queues
 	Tenants  []string  // none: all tenants
-	From, To time.Time // of what store.Task.Shown counts
+	From, To time.Time // bounds of store.Task.Shown
 	Filter
 }
 
@@ -54,8 +54,8 @@ func readQuery(r *wire.Reader) Query {
 type Item[T any] struct {
 	Task *T
 	At   uint64
-	Size int `json:",omitzero"` // of a page: the bytes of the record, as far as they are shown
-	// Stamp is store.Task.Stamp, if it is not shown.
+	Size int `json:",omitzero"` // of a page: the shown bytes of the record
+	// Stamp is store.Task.Stamp, if Shown differs from it.
 	Stamp uint64 `json:",omitzero"`
 }
 
@@ -65,8 +65,8 @@ var rangeOf = [...]byte{
 	engine.Dead: keys.Dead, engine.Done: keys.Done, engine.Canceled: keys.Canceled,
 }
 
-// AddLease adds the lease of a task to a snapshot, if it has one, and what clocks show. The owner
-// of the shard calls it.
+// AddLease adds the clocks to a snapshot, and the lease of a task if it has one. The owner of the
+// shard calls it.
 func AddLease(v *store.Snapshot, rules *engine.State, id keys.ID) {
 	v.Clock = rules.Clock()
 	if l, ok := rules.Leases.LeaseOf(id); ok {
@@ -77,14 +77,14 @@ func AddLease(v *store.Snapshot, rules *engine.State, id keys.ID) {
 // Reader reads the tasks of one shard in their order, page by page. For each page it is passed to
 // the shard's owner and, in a cluster, to the node that leads the shard, and back.
 //
-//   - Ready: the lanes, each from its first ready task. The owner says where that is, so that
-//     consumed and leased tasks before it are not read. Then the owner says which tasks of the page
-//     are leased nevertheless.
-//   - Leased: the lease table, some thousand entries at a time, and then task by task.
+//   - Ready: the lanes, each from its first ready task. The owner has its position, so that
+//     consumed and leased tasks before it are not read. Then the owner adds the leases of tasks on
+//     the page.
+//   - Leased: the lease table, some thousand entries at a time, then task by task.
 //   - Scheduled: the tasks of all queues, in the order of time. Skipping an entry of another queue
-//     costs a read of its lane. With an index by queue each task would write another key when it is
+//     costs a read of its lane. An index by queue would cost another written key when a task is
 //     scheduled, and when it becomes due.
-//   - The other states: queue by queue, as they are stored.
+//   - The other states: queue by queue, in the stored order.
 type Reader[T any] struct {
 	Query
 	// Page holds the tasks of the last Read.
@@ -93,19 +93,19 @@ type Reader[T any] struct {
 	show func(*store.Task) *T
 
 	begun bool   // spans have been found
-	spans []span // what is left to read, once begun
-	sent  int    // number of spans that the caller has
+	spans []span // the rest to read, once begun
+	sent  int    // number of spans known to the caller
 
-	left   int                 // lanes, queues, or entries of the lease table, that were not surveyed yet
-	lanes  []engine.LaneRef    // for Ready: those that were surveyed
+	left   int                 // lanes, queues, or entries of the lease table, not surveyed yet
+	lanes  []engine.LaneRef    // for Ready: the surveyed ones
 	queues []engine.QueueRef   // likewise, if there is an index by queue
-	found  []engine.LeasedTask // for Leased: those that were surveyed and are not read yet; see order
+	found  []engine.LeasedTask // for Leased: surveyed and not read yet; see order
 	order  bool                // found is sorted
 
 	paging                  // of a page
-	asked  []engine.TaskKey // tasks of the page about whose leases the owner is asked
-	read   int              // number of spans that the page has read to their ends
-	from   []byte           // where the next span continues; nil: at its beginning
+	asked  []engine.TaskKey // tasks of the page; the owner adds their leases
+	read   int              // number of spans that the page has finished
+	from   []byte           // position in the next span; nil: its beginning
 }
 
 // NewReader returns a Reader for q. show converts a task.
@@ -116,7 +116,7 @@ func NewReader[T any](q Query, show func(*store.Task) *T) *Reader[T] {
 	}
 }
 
-// Again drops what belongs to one leader of the shard, before the call is repeated.
+// Again drops the data of one leader of the shard, before the call is repeated.
 func (l *Reader[T]) Again() {
 	l.asked = nil
 	if !l.begun {
@@ -128,17 +128,17 @@ func (l *Reader[T]) Again() {
 type span struct{ from, to []byte }
 
 const (
-	PageTasks = 256     // tasks of a page at the most
+	PageTasks = 256     // maximum of tasks of a page
 	pageBytes = 1 << 20 // bytes of the records of a page, without the first
-	pageScan  = 4096    // entries that a page skips at the most
+	pageScan  = 4096    // maximum of entries that a page skips
 	surveyCap = 4096    // lanes or leases that the owner surveys in one visit
-	spanCap   = 256     // lanes whose first ready task the owner finds in one visit
+	spanCap   = 256     // lanes for which the owner finds the first ready task in one visit
 )
 
 // More reports whether anything is left to read.
 func (l *Reader[T]) More() bool { return !l.begun || len(l.spans) > 0 || len(l.found) > 0 }
 
-// prepare turns the next of the leased tasks that were found into spans.
+// prepare turns the next found leased tasks into spans.
 func (l *Reader[T]) prepare() {
 	if !l.begun || l.State != engine.Leased || len(l.spans) > 0 {
 		return
@@ -166,13 +166,13 @@ func (l *Reader[T]) sortFound() {
 	l.found = slices.Compact(l.found)
 }
 
-// compareLanes compares lanes in the order of a list.
+// compareLanes compares lanes in the order of lists.
 func compareLanes(a, b engine.LaneRef) int {
 	return cmp.Or(strings.Compare(a.Queue, b.Queue), -cmp.Compare(a.Priority, b.Priority),
 		strings.Compare(a.Tenant, b.Tenant))
 }
 
-// Visit is called by the owner, which has just taken v, and adds what is only in memory.
+// Visit is called by the owner right after it has taken v, and adds data from memory.
 func (l *Reader[T]) Visit(rules *engine.State, v *store.Snapshot) {
 	v.Clock = rules.Clock()
 	switch {
@@ -240,7 +240,7 @@ func countIn(c *keys.Counts, state engine.TaskState) uint64 {
 	}
 }
 
-// skipConsumed makes the next lanes begin at their first ready tasks.
+// skipConsumed moves the beginnings of the next lanes to their first ready tasks.
 func (l *Reader[T]) skipConsumed(rules *engine.State) {
 	kept := min(spanCap, len(l.spans))
 	for i := kept - 1; i >= 0; i-- {
@@ -264,7 +264,7 @@ func (l *Reader[T]) skipConsumed(rules *engine.State) {
 	l.spans = l.spans[kept:]
 }
 
-// Read reads on. again: another visit of the owner is needed.
+// Read continues to read. again: another visit of the owner is needed.
 func (l *Reader[T]) Read(v *store.Snapshot) (again bool, err error) {
 	l.Page = l.Page[:0]
 	if !l.begun {
@@ -296,7 +296,7 @@ func (l *Reader[T]) Read(v *store.Snapshot) (again bool, err error) {
 	return false, err
 }
 
-// advance removes from spans what the page has read.
+// advance removes the spans that the page has read.
 func (l *Reader[T]) advance() {
 	l.spans = l.spans[l.read:]
 	switch {
@@ -310,7 +310,7 @@ func (l *Reader[T]) advance() {
 	l.goOn()
 }
 
-// begin finds the ranges of keys to read, unless more is to be surveyed first.
+// begin finds the ranges of keys to read, unless the survey is incomplete.
 func (l *Reader[T]) begin(c *store.Clock) {
 	switch prefix := rangeOf[l.State]; {
 	case l.State == engine.Leased:
@@ -371,7 +371,7 @@ func (l *Reader[T]) walk(v *store.Snapshot, visit func(it *pebble.Iterator) (mor
 		return store.Error(err)
 	}
 	defer func() { _ = it.Close() }() // it.Error returns the same error
-	l.from = nil                      // left by a page that is read again
+	l.from = nil                      // a repeated page may have set it
 	for l.read = 0; l.read < len(l.spans); l.read++ {
 		it.SetBounds(l.spans[l.read].from, l.spans[l.read].to)
 		begin, next := it.First, it.Next
@@ -416,8 +416,7 @@ func (l *Reader[T]) collect(v *store.Snapshot) error {
 	})
 }
 
-// readAsked reads the tasks about which the owner was asked. It omits those that are not in their
-// place any more.
+// readAsked reads the tasks of asked. It omits those that have left their place.
 func (l *Reader[T]) readAsked(v *store.Snapshot) error {
 	size, limits := 0, l.limits()
 	for i, t := range l.asked {
@@ -447,7 +446,7 @@ func (l *Reader[T]) readAsked(v *store.Snapshot) error {
 	return nil
 }
 
-// readPage reads the next page of tasks that are in no lane.
+// readPage reads the next page of a state without lanes.
 func (l *Reader[T]) readPage(v *store.Snapshot) error {
 	size, n, limits := 0, 0, l.limits()
 	return l.walk(v, func(it *pebble.Iterator) (bool, error) {
@@ -479,7 +478,7 @@ func (l *Reader[T]) readPage(v *store.Snapshot) error {
 	})
 }
 
-// add adds a task to the page if it matches the query. The page has no part of value.
+// add adds a task to the page if it matches the query. The page does not alias value.
 func (l *Reader[T]) add(v *store.Snapshot, id keys.ID, p keys.Place, value []byte) error {
 	t, err := v.View(id, p, value)
 	if err != nil {
@@ -522,7 +521,7 @@ func (q *Query) isBetween(ms uint64) bool {
 // Append appends the state of the Reader that the next Read needs.
 func (l *Reader[T]) Append(dst []byte) []byte {
 	last := l.last
-	if len(l.found) > 0 { // the next survey waits until the caller has read what it has of this one
+	if len(l.found) > 0 { // the next survey waits until the caller has read the results of this one
 		last = nil
 	}
 	dst = l.appendProgress(l.appendLimits(l.Filter.append(dst)), last)
@@ -545,7 +544,7 @@ func (l *Reader[T]) Decode(r *wire.Reader) {
 	}
 }
 
-// AppendPage appends the page, and what is left to read.
+// AppendPage appends the page, and the rest to read.
 func (l *Reader[T]) AppendPage(dst []byte) []byte {
 	dst = wire.AppendUint(wire.AppendUint(dst, uint64(l.Records)), uint64(l.ReadBytes))
 	dst = l.appendProgress(dst, l.last)

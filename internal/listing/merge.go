@@ -8,15 +8,15 @@ import (
 	"codeq/internal/keys"
 )
 
-// Key is what the order of tasks depends on, besides their time.
+// Key has the parts of a task's position in the order besides its time.
 type Key struct {
 	Queue, Tenant string
 	Priority      int
 	ID            keys.ID
 }
 
-// compare compares two positions in the order of the query, which is that in which the shards keep
-// the tasks of its state.
+// compare compares two positions in the order of the query: the order in which shards store the
+// tasks of its state.
 func (q *Query) compare(a, b *Position) int {
 	group := 0
 	switch q.State {
@@ -40,16 +40,16 @@ func (q *Query) compare(a, b *Position) int {
 }
 
 // Merge yields the tasks of all shards in one order, each read by a Reader, until yield returns
-// false. fetch lets a shard read the next page; an error of it ends the tasks.
+// false. fetch reads the next page of a shard; its error ends the tasks.
 func Merge[T any](heads []*Reader[T], key func(*T) Key, fetch func(shard int, l *Reader[T]) error, yield func(*T) bool) error {
 	never := func() bool { return false }
 	_, err := merge(heads, key, fetch, never, func(i Item[T]) bool { return yield(i.Task) })
 	return err
 }
 
-// merge yields the tasks of all shards in one order until yield returns false, or what is read
-// next would be read although spent returns true. end is where the tasks go on then: behind it no
-// task was yielded, and up to it none was left out. nil: there are no more.
+// merge yields the tasks of all shards in one order until yield returns false, or until spent
+// returns true before a necessary read. end is then the position of the last task yielded or
+// skipped: all tasks up to it are done, and none after it. nil: there are no more.
 func merge[T any](
 	heads []*Reader[T], key func(*T) Key, fetch func(shard int, l *Reader[T]) error, spent func() bool, yield func(Item[T]) bool,
 ) (end *Position, err error) {
@@ -59,7 +59,7 @@ func merge[T any](
 		}
 		var first *Reader[T]
 		var least Position
-		var barrier *Position // where the first shard that is not read any further stands
+		var barrier *Position // position of the first shard that is not read further
 		for _, l := range heads {
 			if len(l.Page) == 0 {
 				if l.More() && (barrier == nil || l.compare(l.Reached, barrier) < 0) {
@@ -83,8 +83,8 @@ func merge[T any](
 	}
 }
 
-// fill lets all shards of which the next task is not known read on, in turns: so what they have
-// read when spent returns true goes about equally far. Each reads something.
+// fill reads on in all shards with an unknown next task, in turns, so that they are about equally
+// far when spent returns true. Each reads at least once.
 func fill[T any](heads []*Reader[T], fetch func(shard int, l *Reader[T]) error, spent func() bool) error {
 	for unknown := true; unknown; {
 		unknown = false

@@ -14,28 +14,28 @@ import (
 type Request struct {
 	Query                     // without a state
 	States []engine.TaskState // each once
-	Limit  int                // tasks of the page at the most; 1 or more
+	Limit  int                // maximum of tasks of the page; 1 or more
 }
 
-// Place is where a page begins: in the list of one of the states.
+// Place is the beginning of a page in the list of one of the states.
 type Place struct {
 	State int       // index in States
-	After *Position // behind it; nil: at the beginning
+	After *Position // the page begins behind it; nil: at the beginning
 }
 
 // The limits of a page. A page that begins with a large task exceeds maxBytes by that task.
 const (
-	maxBytes = 1 << 20  // bytes of the records, as far as they are shown
+	maxBytes = 1 << 20  // shown bytes of the records
 	maxScan  = 4096     // records that are read; each shard may exceed it by its share
-	maxRead  = 32 << 20 // bytes of them
-	minRead  = 8        // tasks that a shard reads at once, if it may
+	maxRead  = 32 << 20 // bytes of the records read
+	minRead  = 8        // minimum of tasks that a shard reads at once
 )
 
 // Result is a page.
 type Result[T any] struct {
 	Tasks   []*T
-	Next    *Place // where the next page begins; nil: there is none
-	Scanned int    // records that were read
+	Next    *Place // beginning of the next page; nil: there is none
+	Scanned int    // records read
 }
 
 // ReadPage reads a page. For the rest it is like Merge.
@@ -52,7 +52,7 @@ func ReadPage[T any](
 		counted := func(shard int, l *Reader[T]) error {
 			l.Records, l.ReadBytes = 0, 0
 			if err := fetch(shard, l); err != nil {
-				return err // the shard may go on reading for a caller who has gone
+				return err // the shard may go on reading after the caller has gone
 			}
 			r.Scanned += l.Records
 			read += l.ReadBytes
@@ -80,8 +80,8 @@ func ReadPage[T any](
 	return r, nil
 }
 
-// pageReader returns the Reader of one shard, for so many tasks at the most. What it reads at once
-// is its share, and as much again, of what is still wanted.
+// pageReader returns the Reader of one shard, for at most limit tasks. It reads twice its share of
+// them at once.
 func pageReader[T any](q *Request, from Place, newReader func(Query) *Reader[T], shards, limit int) *Reader[T] {
 	query := q.Query
 	query.State = q.States[from.State]
@@ -96,8 +96,8 @@ func pageReader[T any](q *Request, from Place, newReader func(Query) *Reader[T],
 	return l
 }
 
-// The text of a place says of which list it is, so that it is refused for another one, and if it
-// was altered.
+// The text of a place includes a hash of its list, so that it is refused for another list, or after
+// a change.
 const (
 	placeVersion = 1
 	placeSum     = 8 // bytes of a hash
@@ -121,7 +121,7 @@ func (q *Request) Text(p *Place) string {
 	return base64.RawURLEncoding.EncodeToString(append(body, q.placeSum(body)...))
 }
 
-// Parse reads what Text returns for the same list. "" is its beginning.
+// Parse reads a place from Text for the same list. "" is the beginning.
 func (q *Request) Parse(text string) (p Place, ok bool) {
 	if text == "" {
 		return p, true

@@ -14,7 +14,7 @@ import (
 	"codeq/internal/wire"
 )
 
-// Filter says more of which tasks are read, and how. Only pages have it.
+// Filter has further conditions and options of pages.
 type Filter struct {
 	Group, Key string // "": any
 	Error      string // an ErrorKind; "": any
@@ -29,7 +29,7 @@ func (f *Filter) matches(r *record.Record) bool {
 		(f.Error == "" || ErrorKind(r.Error) == f.Error)
 }
 
-// isNarrow reports whether many records may be read for few tasks.
+// isNarrow reports whether the query may read many records for few tasks.
 func (q *Query) isNarrow() bool {
 	return q.Group != "" || q.Key != "" || q.Error != "" || len(q.Tenants) > 0 || !q.From.IsZero() || !q.To.IsZero() ||
 		q.State == engine.Scheduled && q.Queue != ""
@@ -52,8 +52,8 @@ func (f *Filter) byTime(a, b uint64, id, other *keys.ID) int {
 	return c
 }
 
-// Position is a place in the order of the tasks of a state. It names no number of a shard, so that
-// it is one of all shards, and stays what it is after a restart.
+// Position is a position in the order of the tasks of a state. It has no internal number of a
+// shard, so that it is valid for all shards and after a restart.
 type Position struct {
 	Key
 	At  uint64 // as in an Item
@@ -86,26 +86,26 @@ func readPosition(r *wire.Reader) *Position {
 	return p
 }
 
-// paging makes a Reader read a part of a list, within limits.
+// paging restricts a Reader to a part of a list, within limits.
 type paging struct {
-	After *Position // the list goes on behind it; nil: it begins
-	// Groups is how many lanes, queues or leases are kept of a survey: the first ones, behind which
-	// the next survey goes on.
+	After *Position // the list begins behind it; nil: at its beginning
+	// Groups is the number of lanes, queues or leases kept of a survey: the first ones. The next
+	// survey goes on behind them.
 	Groups             int
 	Tasks, Scan, Bytes int // limits of one Read
 
-	Reached   *Position // the last record that was read
-	Records   int       // that the last Read has read
-	ReadBytes int       // of them
+	Reached   *Position // the last record read
+	Records   int       // read by the last Read
+	ReadBytes int       // of these records
 
-	rest bool      // the survey has found more than is kept
-	last *Position // what is kept ends there
+	rest bool      // the survey has found more than it has kept
+	last *Position // the end of the kept part
 }
 
 // scanBytes bounds the bytes of the records that one Read reads if it shows no payloads.
 const scanBytes = 4 << 20
 
-// readLimits are the limits of one Read.
+// readLimits has the limits of one Read.
 type readLimits struct{ Tasks, Scan, bytes int }
 
 func (l *Reader[T]) limits() readLimits {
@@ -122,8 +122,7 @@ func (l *Reader[T]) restart() {
 	l.spans, l.lanes, l.queues, l.found = nil, nil, nil, nil
 }
 
-// goOn begins the next survey if all that was kept of the last one has been read, and more was
-// found.
+// goOn begins the next survey if the kept part of the last one has been read, and there is more.
 func (l *Reader[T]) goOn() (more bool) {
 	if !l.rest || len(l.spans)+len(l.found) > 0 {
 		return false
@@ -147,8 +146,8 @@ func (l *Reader[T]) reach(ln *store.Lane, at uint64, id keys.ID, size int) {
 	l.ReadBytes += size
 }
 
-// before reports whether a lane, or a queue, is at its end before the page begins. c is how it
-// compares with that of After.
+// before reports whether a lane or queue ends before the page begins. c compares it with that of
+// After.
 func (l *Reader[T]) before(c int) bool { return c < 0 || c == 0 && l.After.End }
 
 func (l *Reader[T]) trimLanes() {
@@ -194,7 +193,7 @@ func (l *Reader[T]) trimFound() {
 	}
 }
 
-// keepFirst keeps the first ones of what a survey has found.
+// keepFirst keeps the first Groups results of a survey.
 func keepFirst[T, G any](l *Reader[T], found []G, place func(G) Position) []G {
 	groups := max(1, l.Groups)
 	if len(found) > groups {
@@ -205,8 +204,8 @@ func keepFirst[T, G any](l *Reader[T], found []G, place func(G) Position) []G {
 	return found
 }
 
-// between returns the part of a span that has all the times within the bounds of the query. key
-// returns a key before all of a time, and behind all of earlier ones.
+// between returns the part of a span with all times within the bounds of the query. key returns a
+// key before all keys of a time, and behind all earlier ones.
 func (l *Reader[T]) between(sp span, c *store.Clock, key func(ms uint64) []byte) span {
 	const far = 1 << 47 // ms; times beyond it bound nothing
 	from, to := l.From.UnixMilli(), l.To.Add(time.Millisecond-1).UnixMilli()
@@ -220,8 +219,8 @@ func (l *Reader[T]) between(sp span, c *store.Clock, key func(ms uint64) []byte)
 	return sp
 }
 
-// addSpan adds the part of a span that is behind After. key returns the key of a position, and
-// whether it belongs to the span.
+// addSpan adds the part of a span behind After. key returns the key of a position, and whether it
+// is in the span.
 func (l *Reader[T]) addSpan(sp span, key func(*Position) (_ []byte, within bool)) {
 	if l.After != nil {
 		switch after, within := key(l.After); {
@@ -269,7 +268,7 @@ func (l *Reader[T]) appendProgress(dst []byte, last *Position) []byte {
 func (l *Reader[T]) readProgress(r *wire.Reader) {
 	after, reached, last := readPosition(r), readPosition(r), readPosition(r)
 	l.After, l.Reached = after, reached
-	if len(l.found) == 0 { // else Append has kept back what the caller has
+	if len(l.found) == 0 { // otherwise Append has kept back the caller's last
 		l.last, l.rest = last, last != nil
 	}
 }

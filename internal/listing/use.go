@@ -12,16 +12,15 @@ import (
 	"codeq/internal/store"
 )
 
-// Use is what a shard has of a queue beside its settings.
+// Use has everything that a shard has of a queue besides its settings.
 type Use struct {
 	Counts keys.Counts
-	Keys   int    // idempotency keys that are taken for some time, whatever becomes of their tasks
-	Claims int    // that wait for its tasks
-	now    uint64 // by the clock of periods, when the shard was asked
+	Keys   int    // idempotency keys with a time limit, independent of their tasks
+	Claims int    // claims that wait for its tasks
+	now    uint64 // by the clock of periods, at the time of UseOf
 }
 
-// UseOf returns what the rules of a shard know of the use of a queue, for which so many claims
-// wait.
+// UseOf returns the use of a queue by the rules of a shard, with a number of waiting claims.
 func UseOf(s *engine.State, queue string, claims int) Use {
 	u := Use{Claims: claims, now: s.Clock().Periods}
 	if q := s.Names.Queues[queue]; q != nil {
@@ -33,7 +32,7 @@ func UseOf(s *engine.State, queue string, claims int) Use {
 // errStopped: the read of a Use was stopped.
 var errStopped = errors.New("the shard has ended")
 
-// usedAtOnce is after how many keys CountKeys asks whether to stop.
+// usedAtOnce is the number of keys between two calls of stop.
 const usedAtOnce = 1024
 
 // CountKeys counts the idempotency keys of a queue. It reads the keys of all queues, and ends when
@@ -59,7 +58,7 @@ func (u *Use) CountKeys(v *store.Snapshot, queue string, stop func() bool) error
 		if err != nil {
 			return fmt.Errorf("%w: idempotency key %x: %w", base.ErrCorrupt, hash, err)
 		}
-		if held.ID == keys.Gone { // which queue it is of, nobody knows
+		if held.ID == keys.Gone { // its queue is unknown
 			return nil
 		}
 		lane, err := v.Lane(keys.LaneOf(held.ID))

@@ -27,30 +27,31 @@ type Directory struct {
 	FS   vfs.FS
 	Path string
 	lock io.Closer
-	hold *hold // what FS is once the directory is locked
+	hold *hold // FS once the directory is locked
 
-	// Tool: it is not the application that opens it, which will find what a crash has left.
+	// Tool: not the application opens the directory. The traces of a crash stay for the
+	// application.
 	Tool     bool
 	readOnly bool // nothing is changed in it
 
 	volatile *Volatile // see Take
 	begun    bool      // Begin has been called
-	killed   bool      // if so: before that, a process has died
+	killed   bool      // before Begin, a process has died
 }
 
-// Want is what the caller expects of a directory, and the properties of a new one.
+// Want has the expected properties of a directory, and those of a new one.
 type Want struct {
 	Shards    int    // 0: as many as it has
 	NewShards int    // of a new directory if Shards is 0
 	Node      string // of the cluster; "": a queue without a cluster
-	Founds    bool   // the queue may be by itself: the Node is about to found a cluster with it
-	Exists    bool   // the directory is not to be created
-	// Check may refuse a directory, by its manifest, before anything is written in it; the manifest
-	// is nil if it is to be created. nil: none is refused.
+	Founds    bool   // a standalone queue is accepted: Node is about to found a cluster with it
+	Exists    bool   // the directory must exist
+	// Check may refuse a directory, by its manifest, before the first write; the manifest of a new
+	// one is nil. A nil Check refuses none.
 	Check func(*Manifest) error
 }
 
-// New returns a directory whose manifest is not written yet, and which is not locked.
+// New returns a directory without a lock. Its manifest is not written yet.
 func New(fsys vfs.FS, path string, m Manifest) *Directory {
 	return &Directory{Manifest: m, FS: fsys, Path: path}
 }
@@ -107,27 +108,27 @@ func Open(fsys vfs.FS, path string, want Want) (*Directory, error) {
 	return d, nil
 }
 
-// IsPath reports whether a text may be the path of a directory.
+// IsPath reports whether a text is a possible path.
 func IsPath(path string) bool { return path != "" && !strings.ContainsRune(path, 0) }
 
-// Permitted adds to an error who lacks a permission.
+// Permitted adds the user of the process to a permission error.
 func Permitted(err error) error {
 	if errors.Is(err, fs.ErrPermission) && os.Geteuid() >= 0 {
-		err = fmt.Errorf("%w: this process is of user %d: change the owner or the mode of the directory", err, os.Geteuid())
+		err = fmt.Errorf("%w: this process runs as user %d: change the owner or the mode of the directory", err, os.Geteuid())
 	}
 	return err
 }
 
-// ErrNone is the error if a queue is to exist.
-var ErrNone = fmt.Errorf("%w: there is none: check the path", base.ErrNotQueue)
+// ErrNone is the error for a missing queue.
+var ErrNone = fmt.Errorf("%w: there is no queue: check the path", base.ErrNotQueue)
 
-// OpenReadOnly checks a directory, which is to hold a queue or a node, and locks it against those
-// that would change it. It changes nothing.
+// OpenReadOnly checks the directory of a queue or node, and locks it against changes. It changes
+// nothing.
 func OpenReadOnly(fsys vfs.FS, path string) (*Directory, error) {
 	return readOnly(fsys, path, Want{Exists: true})
 }
 
-// OpenUnfinished is OpenReadOnly, also of a directory in which a queue is being created.
+// OpenUnfinished is OpenReadOnly, also of a directory with an unfinished creation of a queue.
 func OpenUnfinished(fsys vfs.FS, path string) (*Directory, error) {
 	return readOnly(fsys, path, Want{})
 }
@@ -165,8 +166,8 @@ func openReadOnly(fsys vfs.FS, path string, want Want) (*Directory, error) {
 	return d, nil
 }
 
-// Look reads which queue a directory holds. It changes nothing, and does not lock it: another
-// process may have it open.
+// Look reads the manifest of a directory. It changes nothing, and does not lock it: another process
+// may have it open.
 func Look(fsys vfs.FS, path string) (*Directory, error) {
 	m, err := readQueue(fsys, path, Want{Exists: true})
 	if err != nil {
@@ -179,7 +180,7 @@ func Look(fsys vfs.FS, path string) (*Directory, error) {
 	return New(fsys, name, *m), nil
 }
 
-// readQueue reads the manifest of a directory, which is to hold a queue, of any node.
+// readQueue reads the manifest of a queue's directory, of any node.
 func readQueue(fsys vfs.FS, path string, want Want) (*Manifest, error) {
 	m, err := Read(fsys, path)
 	switch {
@@ -203,7 +204,7 @@ func (d *Directory) Lock() (err error) {
 	return nil
 }
 
-// keep makes FS one that finds out if the path leads elsewhere.
+// keep makes FS check that the path still leads to the directory.
 func (d *Directory) keep() (err error) {
 	if d.hold, err = newHold(d.FS, d.Path); err == nil {
 		d.FS = d.hold
@@ -212,13 +213,13 @@ func (d *Directory) keep() (err error) {
 }
 
 // MakeDirectory creates a directory and its missing parents, or nothing, and makes their names
-// durable: otherwise a power loss might remove what was synced in them.
+// durable: otherwise a power loss might remove them with synced files.
 func MakeDirectory(fsys vfs.FS, path string) error {
 	_, err := makeDirectory(fsys, path)
 	return err
 }
 
-// makeDirectory is MakeDirectory. It returns the directories that were missing.
+// makeDirectory is MakeDirectory. It returns the created directories.
 func makeDirectory(fsys vfs.FS, path string) (made []string, err error) {
 	isMissing := func(name string) bool {
 		_, err := fsys.Stat(name)
@@ -243,15 +244,15 @@ func makeDirectory(fsys vfs.FS, path string) (made []string, err error) {
 	return made, nil
 }
 
-// unmake removes directories that were made and are empty.
+// unmake removes the directories of makeDirectory that are empty.
 func unmake(fsys vfs.FS, made []string) {
 	for _, name := range made {
 		_ = fsys.Remove(name)
 	}
 }
 
-// SyncName makes the name of a directory durable in its parent, also if that may be entered, but
-// not listed.
+// SyncName makes the name of a directory durable in its parent, also if the parent cannot be
+// listed.
 func SyncName(fsys vfs.FS, path string) error {
 	err := SyncDirectory(fsys, fsys.PathDir(path))
 	if errors.Is(err, fs.ErrPermission) && vfs.Root(fsys) == vfs.Default {
@@ -269,11 +270,11 @@ func SyncDirectory(fsys vfs.FS, path string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// lostFound is what mke2fs makes in the root of a volume.
+// lostFound is created by mke2fs in the root of a volume.
 const lostFound = "lost+found"
 
-// IsOfVolume reports whether a name in a directory is of the volume that the directory is the root
-// of, and stands for nothing: an empty lost+found, or one that this user may not read.
+// IsOfVolume reports whether a name in the root of a volume belongs to the volume, and can be
+// ignored: an empty lost+found, or one that this user may not read.
 func IsOfVolume(fsys vfs.FS, dir, name string) bool {
 	if name != lostFound {
 		return false
@@ -295,7 +296,7 @@ func Read(fsys vfs.FS, path string) (*Manifest, error) {
 	}
 	if err != nil {
 		if file := FileIn(fsys, path); file != "" {
-			return nil, fmt.Errorf("%w: %s is no directory", base.ErrNotQueue, file)
+			return nil, fmt.Errorf("%w: %s is not a directory", base.ErrNotQueue, file)
 		}
 		return nil, err
 	}
@@ -316,12 +317,12 @@ func Read(fsys vfs.FS, path string) (*Manifest, error) {
 		case foreign == "":
 			return nil, nil
 		case isStore(foreign):
-			return nil, fmt.Errorf("%w: it holds %q and no %s: put that back from a copy", base.ErrNotQueue, foreign, Name)
+			return nil, fmt.Errorf("%w: it has %q but no %s: restore that file from a copy", base.ErrNotQueue, foreign, Name)
 		}
-		return nil, fmt.Errorf("%w: it holds %q and no %s: a queue has a directory of its own", base.ErrNotQueue, foreign, Name)
+		return nil, fmt.Errorf("%w: it has %q but no %s: a queue needs its own directory", base.ErrNotQueue, foreign, Name)
 	}
 	name := fsys.PathJoin(path, Name)
-	if info, err := fsys.Stat(name); err == nil && !info.Mode().IsRegular() { // a FIFO would wait for its other end
+	if info, err := fsys.Stat(name); err == nil && !info.Mode().IsRegular() { // a FIFO would block
 		return nil, fmt.Errorf("%w: %s is not a regular file", base.ErrNotQueue, Name)
 	}
 	f, err := fsys.Open(name)
@@ -335,7 +336,7 @@ func Read(fsys vfs.FS, path string) (*Manifest, error) {
 	return decode(b)
 }
 
-// FileIn returns what a path names, or leads through, that is no directory; "": nothing.
+// FileIn returns the part of a path that exists and is not a directory; "": there is none.
 func FileIn(fsys vfs.FS, path string) string {
 	for name := path; ; name = fsys.PathDir(name) {
 		if info, err := fsys.Stat(name); err == nil {
@@ -350,8 +351,8 @@ func FileIn(fsys vfs.FS, path string) string {
 	}
 }
 
-// admit refuses a directory with another number of shards than expected, or of another node; and
-// one that is not a whole queue yet, if it is to exist.
+// admit refuses a directory with an unexpected number of shards, or of another node; and one that
+// is missing or incomplete, if it must exist.
 func (m *Manifest) admit(want Want) error {
 	switch {
 	case m == nil && want.Exists:
@@ -362,17 +363,17 @@ func (m *Manifest) admit(want Want) error {
 		return fmt.Errorf("%w: nothing was ever stored in it", base.ErrNotQueue)
 	}
 	if want.Shards != 0 && want.Shards != m.Shards && !m.Creating {
-		return fmt.Errorf("%w: created with %d, opened with %d; 0 takes the number that it has", base.ErrShardCount, m.Shards, want.Shards)
+		return fmt.Errorf("%w: created with %d, opened with %d; use 0 for the existing number", base.ErrShardCount, m.Shards, want.Shards)
 	}
 	switch {
 	case m.Node == "" && m.Left && want.Node != "":
-		return fmt.Errorf("%w: it is about to leave its cluster: open it as a queue by itself first", base.ErrNotMember)
+		return fmt.Errorf("%w: it is about to leave its cluster: open it as a standalone queue first", base.ErrNotMember)
 	case m.Node == "" && want.Founds:
 	case m.Node == "" && want.Node != "":
-		return fmt.Errorf("%w: it is a queue by itself; it becomes the first node of a cluster if it is opened without other peers",
+		return fmt.Errorf("%w: it is a standalone queue; open it without other peers to make it the first node of a cluster",
 			base.ErrNotMember)
 	case m.Node != want.Node:
-		return fmt.Errorf("%w: it is of node %q, opened as %q", base.ErrNotMember, m.Node, want.Node)
+		return fmt.Errorf("%w: it belongs to node %q, opened as %q", base.ErrNotMember, m.Node, want.Node)
 	}
 	return nil
 }
@@ -388,7 +389,7 @@ func (d *Directory) create(want Want) error {
 	return d.Write()
 }
 
-// resize lets a directory that is still being created have another number of shards; 0: the same.
+// resize changes the number of shards of a directory that is still being created; 0: no change.
 func (d *Directory) resize(shards int) error {
 	if !d.Creating || shards == 0 || shards == d.Shards {
 		return nil
@@ -405,21 +406,22 @@ func (d *Directory) resize(shards int) error {
 	return d.Write()
 }
 
-// Found lets a queue by itself become the first node of a new cluster. Begin stores it.
+// Found makes a standalone queue the first node of a new cluster. Begin stores that.
 func (d *Directory) Found(node, address string) {
 	d.Format = max(d.Format, OldestOfNodes)
 	d.Node, d.Cluster, d.Founders = node, NewID(), []Founder{{node, d.ID, address}}
 }
 
-// Leave durably lets a node become a queue by itself. REQUIRES: its stores have all that its logs
-// have, durably.
+// Leave durably makes a node a standalone queue. REQUIRES: its stores durably have all entries of
+// its logs.
 func (d *Directory) Leave() error {
 	d.Node, d.Cluster, d.Former, d.Founders, d.Incarnation, d.Drained, d.Left = "", "", nil, nil, 0, false, true
 	d.Earlier, d.Seen, d.Outdated, d.Crashed = nil, nil, false, d.killed
 	return d.Write()
 }
 
-// FinishLeaving removes what only a node has. REQUIRES: no store is that of a replica any more.
+// FinishLeaving removes the files that only a node has. REQUIRES: no store is that of a replica any
+// more.
 func (d *Directory) FinishLeaving() error {
 	if !d.Left {
 		return nil
@@ -431,7 +433,7 @@ func (d *Directory) FinishLeaving() error {
 	return d.Write()
 }
 
-// removeOfNode removes what only a node has.
+// removeOfNode removes the files that only a node has.
 func (d *Directory) removeOfNode() error {
 	if err := integrity.RemoveFile(d.FS, d.FS.PathJoin(d.Path, VotesFile)); err != nil {
 		return err
@@ -448,7 +450,7 @@ func (d *Directory) removeOfNode() error {
 	return SyncDirectory(d.FS, d.Path)
 }
 
-// FinishCreation makes the manifest say that every shard exists.
+// FinishCreation records that every shard exists.
 func (d *Directory) FinishCreation() error {
 	if !d.Creating {
 		return nil
@@ -480,26 +482,26 @@ func (d *Directory) Write() error {
 	return SyncDirectory(d.FS, d.Path)
 }
 
-// Draft returns a copy of the directory. What is changed in it, and written, becomes that of d when
-// d adopts it: so nobody who reads d need wait for the disk.
+// Draft returns a copy of the directory to change and write. d then adopts it: so readers of d do
+// not wait for the disk.
 func (d *Directory) Draft() *Directory {
 	draft := *d
 	draft.Seen, draft.Earlier = maps.Clone(d.Seen), slices.Clone(d.Earlier)
 	return &draft
 }
 
-// Adopt takes over a draft that was written.
+// Adopt takes over a written draft.
 func (d *Directory) Adopt(draft *Directory) { d.Manifest, d.volatile = draft.Manifest, draft.volatile }
 
-// Check returns an error, which matches base.ErrFailed, if the path leads to another directory than
-// when it was locked, or to none.
+// Check returns an error that matches base.ErrFailed if the path no longer leads to the locked
+// directory.
 func (d *Directory) Check() error {
 	_, err := d.hold.check(d.Path)
 	return err
 }
 
 // Close unlocks the directory. The error matches base.ErrFailed if its path, or that of a store,
-// leads elsewhere, or the files of a store are gone: others do not find this queue there.
+// leads elsewhere, or files of a store are gone: the next Open would not find this queue.
 func (d *Directory) Close() error {
 	var err error
 	if !d.readOnly {
@@ -508,7 +510,7 @@ func (d *Directory) Close() error {
 	return errors.Join(err, d.lock.Close(), d.hold.Close())
 }
 
-// shardPrefix begins the names of the directories of stores.
+// shardPrefix is the prefix of the names of stores' directories.
 const shardPrefix = "shard-"
 
 // ShardDir returns the directory of a shard's store.
@@ -519,7 +521,7 @@ func ShardDir(fs vfs.FS, dir string, index int) string {
 // MetaDir returns the directory of a shard's snapshots, on a node of a cluster.
 func MetaDir(fs vfs.FS, dir string, index int) string { return ShardDir(fs, dir, index) + ".raft" }
 
-// absolute makes two names of one directory equal, so that a process is locked out by its own lock.
+// absolute returns the absolute path, so that a process finds its own lock under any name.
 func absolute(fs vfs.FS, dir string) (string, error) {
 	if vfs.Root(fs) != vfs.Default {
 		return dir, nil

@@ -2,6 +2,6 @@
 
 package manifest
 
-// Format is the version of everything that codeq stores and replicates: the manifest, the keys and
-// the values of the shards, the entries of logs.
+// Format is the version of all stored and replicated data: the manifest, the keys and the values of
+// the shards, the entries of logs.
 const Format = 7

@@ -19,44 +19,44 @@ import (
 	"codeq/internal/failstop"
 )
 
-// hold is the file system by which a locked directory is read and changed. It has the directory
-// open, and each directory in it from its first use on, so that their inodes are not used again.
-// Before a file is opened by its name, created, renamed or removed, it makes sure that the path
-// still leads to what it has open; if not, the error matches failstop.ErrLost, and nothing is done.
-// So nothing is written in another directory that was put there. What is written to open files,
-// such as a log, is not checked; Directory.Close checks everything once more.
+// hold is the file system for all access to a locked directory. It keeps the directory open, and
+// each directory in it from its first use on, so that their inodes are not reused. Before a file is
+// opened by its name, created, renamed or removed, it checks that the path still leads to the open
+// directory; if not, the error matches failstop.ErrLost, and nothing is done. So it never writes to
+// a replaced directory. Writes to open files, such as a log, are not checked; Directory.Close
+// checks everything once more.
 //
-// Between the check and the call that follows the path may still be changed: Pebble names its files
-// by paths. What was created is checked again before anything is written to it.
+// Between the check and the following call the path may still change, since Pebble names its files
+// by paths. A created file is checked again before the first write.
 //
-// A file system in memory is not checked. All methods may be called concurrently.
+// A file system in memory is not checked. All methods are safe for concurrent use.
 type hold struct {
 	vfs.FS
 	path   string
-	prefix string // of the paths in it; "": it is not held
+	prefix string // of the paths in the directory; "": they are not checked
 	inodes bool   // the file system is that of the operating system
 
-	opening   atomic.Pointer[record] // that of every store while they may be written, without files, or nil
+	opening   atomic.Pointer[record] // for every store that is written, without files; or nil
 	removed   atomic.Bool            // by RemoveAll
 	opened    atomic.Bool            // see Directory.Opened
-	recovered func() bool            // see Directory.Opened; nil: nothing was taken back
+	recovered func() bool            // see Directory.Opened; nil: nothing was recovered
 
-	mu   sync.Mutex          // guards dirs, and is held for no call of the file system that may hang
+	mu   sync.Mutex          // guards dirs; not held during file operations that may hang
 	dirs map[string]*heldDir // by the name in path; "": path
 }
 
-// heldDir is a directory that is open.
+// heldDir is an open directory.
 type heldDir struct {
 	path string
 	file *os.File    // nil: there are no inodes
 	info fs.FileInfo // of file
 
 	mu      sync.Mutex // guards the following, and is held while a record is written
-	record  *record    // of a store that is written; nil: nothing in it was changed yet
-	written time.Time  // when the record was begun or renewed
+	record  *record    // of a written store; nil: it is unchanged so far
+	written time.Time  // time of the record's last write
 }
 
-// newHold holds a directory.
+// newHold opens a directory.
 func newHold(fsys vfs.FS, path string) (*hold, error) {
 	h := &hold{
 		FS: fsys, path: path, prefix: strings.TrimSuffix(fsys.PathJoin(path, "x"), "x"), inodes: vfs.Root(fsys) == vfs.Default,
@@ -98,7 +98,7 @@ func (d *heldDir) close() error {
 	return d.file.Close()
 }
 
-// check makes sure that the path of a directory still leads to it.
+// check checks that the path of a directory still leads to it.
 func (d *heldDir) check() error {
 	if d.file == nil {
 		return nil
@@ -117,8 +117,8 @@ func lost(path string) error {
 	return fmt.Errorf("%w: %s was moved, removed or replaced while it was open: %w", base.ErrFailed, path, failstop.ErrLost)
 }
 
-// within returns the name of what is in the directory and has a path, or holds the file that has
-// it: deep. ok is false if the path does not lead into the directory.
+// within returns the first part of a path below the directory. deep: the path goes on below it. ok
+// is false if the path is not in the directory.
 func (h *hold) within(path string) (name string, deep, ok bool) {
 	if h.prefix == "" {
 		return "", false, false
@@ -134,8 +134,8 @@ func (h *hold) within(path string) (name string, deep, ok bool) {
 	return name, deep, true
 }
 
-// check makes sure that a path leads where it has led. It returns the directory in which the path
-// is, if that is one in the held one.
+// check checks that a path still leads to the same directory, and returns that directory, if it is
+// held.
 func (h *hold) check(path string) (*heldDir, error) {
 	name, deep, ok := h.within(path)
 	if !ok {
@@ -152,7 +152,7 @@ func (h *hold) check(path string) (*heldDir, error) {
 	}
 	d, err := h.openDir(h.PathJoin(h.path, name))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil // which the call finds out
+		return nil, nil // the call itself will fail
 	}
 	if err != nil {
 		return nil, err
@@ -166,8 +166,7 @@ func (h *hold) check(path string) (*heldDir, error) {
 	return d, nil
 }
 
-// change is check before the path, or what it names, is changed. The record of a store is written
-// first.
+// change is check before a change. It first writes the record of a store.
 func (h *hold) change(path string) (*heldDir, error) {
 	d, err := h.check(path)
 	if err != nil || d == nil {
@@ -179,8 +178,7 @@ func (h *hold) change(path string) (*heldDir, error) {
 	return d, nil
 }
 
-// forget ends the hold of what is in the directory by the name of path, which is about to be
-// another one.
+// forget closes the held directory of a path that is about to be replaced or removed.
 func (h *hold) forget(path string) error {
 	name, deep, ok := h.within(path)
 	if !ok || deep || name == "" {
@@ -193,8 +191,8 @@ func (h *hold) forget(path string) error {
 	return d.close()
 }
 
-// checkAll makes sure that all directories are where they were, and that stores have the files with
-// what was acknowledged.
+// checkAll checks that all paths still lead to the open directories, and that stores still have
+// their files.
 func (h *hold) checkAll() error {
 	if h.removed.Load() {
 		return nil
@@ -210,7 +208,7 @@ func (h *hold) checkAll() error {
 	return nil
 }
 
-// Close ends the hold.
+// Close closes all directories.
 func (h *hold) Close() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -249,7 +247,7 @@ func (h *hold) ReuseForWrite(old, name string, c vfs.DiskWriteCategory) (vfs.Fil
 	return h.created(d, name, f, err)
 }
 
-// created returns a file that is about to be written, if it is where it is to be.
+// created returns a created file, if its path still leads to the held directory.
 func (h *hold) created(d *heldDir, name string, f vfs.File, err error) (vfs.File, error) {
 	if err != nil {
 		return nil, err
@@ -348,7 +346,7 @@ func (h *hold) Lock(name string) (io.Closer, error) {
 	return h.FS.Lock(name)
 }
 
-// GetDiskUsage is called now and then by whoever writes a store.
+// GetDiskUsage also renews the record of a store; its owner calls it regularly.
 func (h *hold) GetDiskUsage(path string) (vfs.DiskUsage, error) {
 	d, err := h.check(h.PathJoin(path, "x"))
 	if err != nil {

@@ -13,9 +13,10 @@ import (
 	"codeq/internal/platform"
 )
 
-// An owner has the lock of LOCK exclusively, by FS.Lock, and readers share it. It alone would not
-// exclude a second owner once LOCK is removed or replaced, since that one locks another file. So an
-// owner also looks for locks of the stores, and locks the directory itself as far as the system can.
+// An owner locks LOCK exclusively, by FS.Lock, and readers share it. That alone would not exclude a
+// second owner after LOCK is removed or replaced, since it would lock another file. So an owner or
+// reader also checks that no process holds the lock of a store, and locks the directory itself if
+// the system can.
 
 // locks are released the last one first.
 type locks []io.Closer
@@ -33,8 +34,7 @@ func lockExclusively(fsys vfs.FS, dir string) (io.Closer, error) {
 	return lock(fsys, dir, false, func() (io.Closer, error) { return fsys.Lock(fsys.PathJoin(dir, LockName)) })
 }
 
-// lockShared locks a directory against owners, and changes nothing. There may be no LOCK in a copy
-// that somebody has made without it.
+// lockShared locks a directory against owners, and changes nothing. A copy may lack LOCK.
 func lockShared(fsys vfs.FS, dir string) (io.Closer, error) {
 	return lock(fsys, dir, true, func() (io.Closer, error) {
 		l, err := platform.LockShared(fsys, fsys.PathJoin(dir, LockName))
@@ -64,8 +64,8 @@ func lock(fsys vfs.FS, dir string, reads bool, own func() (io.Closer, error)) (i
 	return held, nil
 }
 
-// noStoreIsOpen returns an error that matches platform.ErrHeld if somebody writes a store of a
-// directory.
+// noStoreIsOpen returns an error that matches platform.ErrHeld if a process has a store of a
+// directory open for writing.
 func noStoreIsOpen(fsys vfs.FS, dir string) error {
 	names, err := fsys.List(dir)
 	if err != nil {

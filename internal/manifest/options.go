@@ -9,10 +9,10 @@ import (
 	"codeq/internal/base"
 )
 
-// Options are those of the application that decide about tasks, as it has last opened the queue
-// with them. A tool, which opens the queue between two processes of the application, goes by them.
+// Options has the options about tasks from the application's last Open. A tool uses them when it
+// opens the queue between two processes of the application.
 type Options struct {
-	Durability   string        `json:"durability"` // its text
+	Durability   string        `json:"durability"` // as text
 	LeaseFor     time.Duration `json:"leaseFor"`
 	MaxAttempts  int           `json:"maxAttempts"`
 	Backoff      base.Backoff  `json:"backoff"`
@@ -21,7 +21,7 @@ type Options struct {
 	MinFreeBytes int64         `json:"minFreeBytes"`
 }
 
-// Limits are those of what is accepted, as codeq.Limits describes them.
+// Limits is codeq.Limits.
 type Limits struct {
 	Payload     int `json:"payload"`
 	Headers     int `json:"headers"`
@@ -32,10 +32,10 @@ type Limits struct {
 	CommitBytes int `json:"commitBytes"`
 }
 
-// CheckTool refuses a directory of an older format, which its application is to raise.
+// CheckTool refuses a directory of an older format: only its application upgrades it.
 func (m *Manifest) CheckTool() error {
 	if m.Format < Format {
-		return fmt.Errorf("%w: %d, which its application raises to %d first, and no tool", base.ErrFormat, m.Format, Format)
+		return fmt.Errorf("%w: %d: its application must upgrade it to %d first", base.ErrFormat, m.Format, Format)
 	}
 	return nil
 }
@@ -46,9 +46,9 @@ const (
 	MinLease = 10 * time.Millisecond
 )
 
-// SetDefaults sets the fields that are zero, except MinFreeBytes, whose default depends on others.
-// It returns the field that is out of bounds, with its value and what is allowed; "": none is.
-// Batches have so many parents, and so many bytes, at the most.
+// SetDefaults sets the fields that are zero, except MinFreeBytes; its default depends on others. It
+// returns a field that is out of bounds, with its value and the limit; "": there is none.
+// maxParents and maxCommit bound the parents and bytes of a batch.
 func (o *Options) SetDefaults(maxParents, maxCommit int) (field string, value any, limit string) {
 	l := &o.Limits
 	for _, f := range []struct {

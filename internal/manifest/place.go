@@ -11,28 +11,28 @@ import (
 	"codeq/internal/platform"
 )
 
-// Place identifies the manifest of an open queue: from before the first store is written until all
-// are closed and sealed. Files that are copied meanwhile, one after the other, are of different
-// moments, although each of them may be whole. Those of a store are identified by its record. A
-// clone of the whole file system is of one moment, like the state after a power loss, and has the
-// same places.
+// Place identifies the manifest file of an open queue: from before the first write to a store until
+// all stores are closed and sealed. Files copied meanwhile, one after the other, have states of
+// different times, although each of them may be complete. The record of a store identifies the
+// store's files. A clone of the whole file system has the state of one time, as after a power loss,
+// and the same places.
 type Place struct {
-	Manifest uint64 `json:"manifest,omitempty"` // the inode; 0: the file system does not say
+	Manifest uint64 `json:"manifest,omitempty"` // the inode; 0: not known
 	Born     int64  `json:"born,omitempty"`     // as platform.FileID
 }
 
-// RefuseCopy refuses files that were copied while the queue was open, or after its process had
-// died; and stores that are of another opening than the manifest.
+// RefuseCopy refuses files copied while the queue was open, or after its process had died; and
+// stores of another opening than the manifest's.
 func (d *Directory) RefuseCopy() error {
 	what, err := d.copied()
 	if err != nil || what == "" {
 		return err
 	}
-	return fmt.Errorf("%w: %s: files of it may be of different moments (Checkpoint makes a good copy; AcceptCopy accepts this one)",
+	return fmt.Errorf("%w: %s: its files may have states of different times (Checkpoint makes a good copy; AcceptCopy accepts this one)",
 		base.ErrCopied, what)
 }
 
-// copied returns what shows that files were copied; "": nothing does.
+// copied returns the evidence that files were copied; "": there is none.
 func (d *Directory) copied() (what string, err error) {
 	inodes := vfs.Root(d.FS) == vfs.Default
 	if d.Open != nil && inodes {
@@ -41,7 +41,7 @@ func (d *Directory) copied() (what string, err error) {
 			return "", err
 		}
 		if now.Differs(platform.FileID{Number: d.Open.Manifest, Born: d.Open.Born}) {
-			return Name + " is not the file that was written", nil
+			return Name + " is not the recorded file", nil
 		}
 	}
 	if d.Opening == 0 {
@@ -58,7 +58,7 @@ func (d *Directory) copied() (what string, err error) {
 		store := d.FS.PathBase(dir)
 		switch {
 		case r.Opening == d.Opening:
-		case d.Open != nil && r.Opening == d.Opening-1: // nothing was written in it since
+		case d.Open != nil && r.Opening == d.Opening-1: // unchanged since
 			continue
 		default:
 			return fmt.Sprintf("%s was written in opening %d, and %s in opening %d", store, r.Opening, Name, d.Opening), nil
@@ -67,15 +67,15 @@ func (d *Directory) copied() (what string, err error) {
 			continue
 		}
 		if name, err := r.differs(dir); err != nil || name != "" {
-			return fmt.Sprintf("%s in %s is not the file that was written", name, store), err
+			return fmt.Sprintf("%s in %s is not the recorded file", name, store), err
 		}
 	}
 	return "", nil
 }
 
-// nextOpening returns the number of an opening that begins. If the last one has not reached every
-// store, nobody could use the queue, and it goes on: so what a store says is at most one less than
-// what the manifest says.
+// nextOpening returns the number of a new opening. If the last one has not reached every store, the
+// queue was never usable in it, and its number is used again: so the number of a store is at most
+// one less than that of the manifest.
 func (d *Directory) nextOpening() (uint64, error) {
 	last, reached := d.Opening, true
 	for _, dir := range d.stores() {
@@ -94,8 +94,9 @@ func (d *Directory) nextOpening() (uint64, error) {
 	return last + 1, nil
 }
 
-// Take begins to write a directory; copied: it may be a copy. boot is that of the machine, "" if it
-// is not known; volatile is how what is acknowledged is about to be stored, nil if on the disk.
+// Take begins to write a directory; copied: it may be a copy. boot is the boot of the machine, ""
+// if it is not known; volatile describes the durability of acknowledged data from now on, nil: on
+// the disk.
 func (d *Directory) Take(copied bool, boot string, volatile *Volatile) error {
 	err := d.RefuseCopy()
 	if err != nil && !copied {
@@ -111,12 +112,12 @@ func (d *Directory) Take(copied bool, boot string, volatile *Volatile) error {
 	return d.Begin()
 }
 
-// Killed reports whether the application that opens the directory finds what its process before has
-// left that died, or could not close it in order. REQUIRES: Take has been called.
+// Killed reports whether the application's previous process has died, or could not close the
+// directory in order. It is false for a tool. REQUIRES: Take has been called.
 func (d *Directory) Killed() bool { return d.killed && !d.Tool }
 
-// Begin durably makes the directory one whose stores may be written: of the current format, or that
-// of a node, a life of which begins.
+// Begin durably opens the directory for writing: in the current format, or, for a node, in a new
+// incarnation.
 func (d *Directory) Begin() (err error) {
 	if !d.begun {
 		d.begun, d.killed = true, d.Crashed || d.Open != nil
@@ -140,14 +141,14 @@ func (d *Directory) Begin() (err error) {
 	return nil
 }
 
-// End notes that all stores are closed, if they are, so that files may be copied.
-// REQUIRES: Begin has been called.
+// End records that all stores are closed, if they are, so that files may be copied. REQUIRES: Begin
+// has been called.
 func (d *Directory) End() error {
 	if d.Creating || d.Open == nil {
 		return nil
 	}
 	if d.hold.checkAll() != nil {
-		return nil // Close says it; the files stay those of a queue that was not closed
+		return nil // Close returns the error; the queue stays unclosed
 	}
 	closed, err := d.IsClosed()
 	if err != nil {
@@ -157,11 +158,11 @@ func (d *Directory) End() error {
 		if d.Node != "" || d.volatile == nil {
 			return nil
 		}
-		d.Volatile = new(Volatile) // a store that has failed may lack what was acknowledged
+		d.Volatile = new(Volatile) // a failed store may lack acknowledged data
 		return d.Write()
 	}
 	if d.Opening > 0 && !d.hold.opened.Load() {
-		d.Opening-- // a store that was missing, or another one, may be put back
+		d.Opening-- // so that a missing or replaced store may be restored
 	}
 	if err := d.countStores(); err != nil {
 		return err
@@ -171,15 +172,15 @@ func (d *Directory) End() error {
 	return d.Write()
 }
 
-// Opened notes that all stores are open, and that calls may change them. Without it, End leaves the
-// number of the opening before. A node may change its manifest meanwhile. recovered tells End
-// whether all that was at work in a crash before has been taken back.
+// Opened records that all stores are open, and that calls may change them. Without it, End restores
+// the number of the previous opening. A node may change its manifest meanwhile. recovered reports
+// to End whether all tasks that were running in the last crash have been recovered.
 func (d *Directory) Opened(recovered func() bool) {
 	d.hold.recovered = recovered
 	d.hold.opened.Store(true)
 }
 
-// countStores makes all stores say that they are of this opening.
+// countStores writes the number of the opening into the records of all stores.
 func (d *Directory) countStores() error {
 	if d.Opening == 0 {
 		return nil
@@ -222,7 +223,7 @@ func (d *Directory) stores() []string {
 	return dirs
 }
 
-// settle sets the place in a manifest that is about to be written to a file.
+// settle sets the place in the manifest before it is written to a file.
 func (d *Directory) settle(file string) error {
 	if d.Open == nil || vfs.Root(d.FS) != vfs.Default {
 		return nil

@@ -23,23 +23,23 @@ import (
 //	CRC-32C of the rest, in hexadecimal
 //	JSON of the record
 //
-// It is written before anything in the store is changed in an opening, and again whenever a log or
-// a MANIFEST is created. The first one is synced, the later ones are not: what a power loss leaves
-// of PLACE is one of them, or nothing. A record that is missing, or not whole, says nothing.
+// It is written before the first change of the store in an opening, and again whenever a log or a
+// MANIFEST is created. The first one is synced, the later ones are not: after a power loss, PLACE
+// is one of them, or empty. A missing or incomplete record proves nothing.
 const (
 	placeName = "PLACE"
 	placeTemp = "PLACE.tmp"
-	// placeLink is a symbolic link to PLACE while the store is open. Programs that copy into files
-	// that exist, as cp does, make a link anew.
+	// placeLink is a symbolic link to PLACE while the store is open. Programs that overwrite
+	// existing files, such as cp, create a new link.
 	placeLink = "PLACE.link"
 )
 
-// record says in which opening a store was written, and which files it consists of.
+// record has the opening of a store's last writes, and the identities of its files.
 type record struct {
-	Queue   string `json:"queue"` // Manifest.ID: of another queue, the record says nothing
+	Queue   string `json:"queue"` // Manifest.ID; the record of another queue proves nothing
 	Opening uint64 `json:"opening"`
-	// Files are those that are written again and again, PLACE itself, its link, and as "." the
-	// directory. Files of a store that was closed may be copied, and are not asked about.
+	// Files has the appended files, PLACE itself, its link, and as "." the directory. Files of a
+	// closed store may be copied, and are not compared.
 	Files map[string]platform.FileID `json:"files,omitempty"`
 }
 
@@ -74,7 +74,7 @@ func sumOfRecord(text string) string {
 	return fmt.Sprintf("%08x", crc32.Checksum([]byte(text), crc32.MakeTable(crc32.Castagnoli)))
 }
 
-// write replaces the record of a store in dir. inodes: the file system has such.
+// write replaces the record of a store in dir. inodes: the file system has inodes.
 func (r *record) write(fsys vfs.FS, dir string, inodes, sync bool) error {
 	temp := fsys.PathJoin(dir, placeTemp)
 	f, err := fsys.Create(temp, vfs.WriteCategoryUnspecified)
@@ -97,8 +97,8 @@ func (r *record) write(fsys vfs.FS, dir string, inodes, sync bool) error {
 	return fsys.Rename(temp, fsys.PathJoin(dir, placeName))
 }
 
-// identify notes which file has a name now, and will have another one. If that cannot be told,
-// nothing is said of it.
+// identify records under name the identity of the file now, before it is renamed. An unknown
+// identity is left out.
 func (r *record) identify(dir, name, now string) {
 	id, err := platform.IdentifyFile(dir + string(os.PathSeparator) + now)
 	if err != nil || id == (platform.FileID{}) {
@@ -108,8 +108,7 @@ func (r *record) identify(dir, name, now string) {
 	r.Files[name] = id
 }
 
-// differs returns the name of a file of the store that is not the one that was recorded; "": none
-// is.
+// differs returns the name of a file of the store that is not the recorded one; "": there is none.
 func (r *record) differs(dir string) (name string, err error) {
 	for name, was := range r.Files {
 		if name == "." && !platform.HasLastingDirectories(dir) {
@@ -126,7 +125,7 @@ func (r *record) differs(dir string) (name string, err error) {
 	return "", nil
 }
 
-// begin writes the record of a store in a new opening, unless that was done.
+// begin writes the record of a store in a new opening, once.
 func (h *hold) begin(d *heldDir, opening *record) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -147,7 +146,7 @@ func (h *hold) begin(d *heldDir, opening *record) error {
 		if platform.HasLastingDirectories(d.path) {
 			r.identify(d.path, ".", ".")
 		}
-		// Some file systems have no links. One that exists is that of a killed process.
+		// Some file systems have no links. An existing one was left by a killed process.
 		if err := os.Symlink(placeName, h.PathJoin(d.path, placeLink)); err == nil || errors.Is(err, fs.ErrExist) {
 			r.identify(d.path, placeLink, placeLink)
 		}
@@ -159,7 +158,7 @@ func (h *hold) begin(d *heldDir, opening *record) error {
 	return nil
 }
 
-// note notes that a file of a store was created.
+// note records a created file of a store.
 func (h *hold) note(d *heldDir, name string) {
 	if d == nil || !h.inodes || !integrity.IsAppended(name) {
 		return
@@ -168,16 +167,16 @@ func (h *hold) note(d *heldDir, name string) {
 	defer d.mu.Unlock()
 	if d.record != nil {
 		d.record.identify(d.path, name, name)
-		// Without it, the file is one of which nothing is known.
+		// After an error, the file is unknown.
 		_ = d.record.write(h.FS, d.path, h.inodes, false)
 	}
 }
 
-// renewEvery is how old a record of a store becomes while the store is written.
+// renewEvery is the interval between writes of a store's record while the store is written.
 const renewEvery = 10 * time.Second
 
-// renew writes the record of a store anew if it is old: an older one that is written into its file
-// names another file.
+// renew rewrites the record of a store if it is old. So an older record that a copy writes into
+// PLACE has another file's identity.
 func (h *hold) renew(d *heldDir) {
 	if d == nil || !h.inodes {
 		return
@@ -186,11 +185,11 @@ func (h *hold) renew(d *heldDir) {
 	defer d.mu.Unlock()
 	if d.record != nil && time.Since(d.written) >= renewEvery {
 		d.written = time.Now()
-		_ = d.record.write(h.FS, d.path, h.inodes, false) // the older one stays
+		_ = d.record.write(h.FS, d.path, h.inodes, false) // after an error the older one stays
 	}
 }
 
-// removed notes that a file of a store is about to be removed.
+// removed forgets a file of a store before it is removed.
 func (d *heldDir) removed(name string) {
 	if d == nil {
 		return
@@ -202,16 +201,17 @@ func (d *heldDir) removed(name string) {
 	}
 }
 
-// sealed is called before a store gets a file; with its seal it may be copied, and needs no link.
+// sealed is called before a file is created. It removes the link before the seal: a sealed store
+// may be copied.
 func (h *hold) sealed(d *heldDir, name string) {
 	if d == nil || !h.inodes || name != integrity.SealName {
 		return
 	}
 	d.removed(placeLink)
-	_ = os.Remove(h.PathJoin(d.path, placeLink)) // otherwise it stays
+	_ = os.Remove(h.PathJoin(d.path, placeLink)) // after an error it stays
 }
 
-// checkFiles makes sure that a store still has the files that were created in it.
+// checkFiles checks that a store still has its created files.
 func (d *heldDir) checkFiles() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

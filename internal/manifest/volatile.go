@@ -1,28 +1,26 @@
 package manifest
 
-// A node may acknowledge entries before they are on its disk. Then a power loss takes the end of
-// its logs, which others have counted on: that a majority has an entry is what makes it last. By
-// its logs alone the node does not know. So the manifest says, while the node is open, with what
-// they go, and Take makes the directory another one if that may have happened. A node is known by
-// its directory: by the former ID it votes and acknowledges no more, whoever asks for it, and by
-// the new one it has never done so. What is left of its logs and stores is how they were at an
-// earlier moment, which is no more than that the node is behind. An older copy of the directory is
-// such an earlier moment as well.
+// A node may acknowledge entries before they are on its disk. Then a power loss may take the end of
+// its logs, although others rely on it: an entry is durable only because a majority has it. The
+// logs alone do not show the loss. So while the node is open, the manifest has the event that loses
+// entries, and Take gives the directory a new ID if that event may have happened. Others identify a
+// node by the ID of its directory: with the former ID it neither votes nor acknowledges any more,
+// and with the new one it never has. Its remaining logs and stores have an earlier state, which
+// only means that the node is behind. The same holds for an older copy of the directory.
 //
-// Invariant: while the directory has a former ID, what the node acknowledges is on its disk. So it
-// keeps the new one over any number of power losses until it has been taken back, and there is one
-// ID by which it may still be a member beside it, or in its place: the one of its last membership.
-// (A copy that was made in between does not know whether it was taken back: it has both.)
+// Invariant: while the directory has a former ID, acknowledged entries are on the node's disk. So
+// it keeps the new ID over any number of power losses until it is a member again, and there is one
+// other ID by which it may still be a member: the one of its last membership. (A copy made in
+// between cannot know whether it is a member again: it has both.)
 
-// Volatile is with what the end of the logs goes, those of a node or of the shards of a queue by
-// itself.
+// Volatile is the event that loses the end of the logs, of a node or of the shards of a standalone
+// queue.
 type Volatile struct {
-	Boot string `json:"boot,omitempty"` // with that of the machine; "": with the process
+	Boot string `json:"boot,omitempty"` // lost with this boot; "": lost with the process
 }
 
-// VolatileOf returns with what goes the end of logs that are written at a level of durability; nil:
-// it lasts. If the boot of the machine is not known, the process may have ended because the machine
-// did.
+// VolatileOf returns the Volatile of logs at a level of durability; nil: they are on the disk. If
+// the boot of the machine is not known, the end of the process may be that of the machine.
 func VolatileOf(durability, boot string) *Volatile {
 	switch durability {
 	case "disk":
@@ -33,17 +31,17 @@ func VolatileOf(durability, boot string) *Volatile {
 	return new(Volatile)
 }
 
-// lost reports whether the end of the logs may be lost, now that the machine has a given boot.
+// lost reports whether the end of the logs may be lost, by the machine's current boot.
 func (m *Manifest) lost(boot string) bool {
 	return m.Open != nil && m.Volatile != nil && (m.Volatile.Boot == "" || m.Volatile.Boot != boot)
 }
 
-// A queue by itself is nobody else's copy: it goes on with what its shards have left. But each of
-// them has a log of its own, and may have lost more than another one. So what they know of each
-// other is derived from their records before they are used.
+// A standalone queue has no other copy: it goes on with the remaining data of its shards. But each
+// shard has its own log, and may have lost more than another one. So their data about each other is
+// derived from their records before they are used.
 
-// doubt notes of a queue by itself, or one that was until now, whether its shards may be of
-// different moments: the end of their logs may be lost, or their files were copied one after the
+// doubt records whether the shards of a queue that is, or was until now, standalone may have states
+// of different times: the end of their logs may be lost, or their files were copied one after the
 // other.
 func (m *Manifest) doubt(copied bool, boot string, volatile *Volatile) {
 	lost := m.lost(boot)
@@ -53,7 +51,7 @@ func (m *Manifest) doubt(copied bool, boot string, volatile *Volatile) {
 	}
 }
 
-// Agree durably notes that the shards are of one moment.
+// Agree durably records that the shards have states of one time.
 func (d *Directory) Agree() error {
 	if !d.Differ {
 		return nil
@@ -62,9 +60,9 @@ func (d *Directory) Agree() error {
 	return d.Write()
 }
 
-// renew makes the directory another one if the end of the node's logs may be lost. A node of no
-// cluster has acknowledged nothing, and one that founds a cluster nothing that is not on its disk;
-// but what it has founded has begun if the directory is an older copy.
+// renew gives the directory a new ID if the end of the node's logs may be lost. A node without a
+// cluster has acknowledged nothing, and one that founds a cluster only entries on its disk. But if
+// the directory is an older copy, the founded cluster has begun.
 func (m *Manifest) renew(boot string, volatile *Volatile) {
 	lost := m.lost(boot)
 	if m.Outdated {
@@ -74,12 +72,12 @@ func (m *Manifest) renew(boot string, volatile *Volatile) {
 		m.Former = append(m.Former, m.ID)
 		m.ID, m.Volatile, m.Outdated = NewID(), nil, false
 	}
-	// What was written in the last life may not be on the disk before the logs are open.
+	// Entries of the last incarnation may not be on the disk before the logs are open.
 	if len(m.Former) == 0 && (lost || m.Open == nil || volatile != nil) {
 		m.Volatile = volatile
 	}
 }
 
-// Rejoined notes that the node is a member by its ID, and by no former one. What it acknowledges
-// once that is written may go with what Take was told.
+// Rejoined records that the node is a member by its ID, and by no former one. From the next Write
+// on, acknowledged entries have the Volatile given to Take.
 func (d *Directory) Rejoined() { d.Former, d.Volatile = nil, d.volatile }

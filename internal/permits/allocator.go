@@ -6,13 +6,13 @@ import (
 	"time"
 )
 
-// Allocator grants the permits of a queue to the shards that wait for them: to those with the
-// highest priority, and among these in proportion to the shares of their tenants.
+// Allocator grants the permits of a queue to waiting shards: to those with the highest priority,
+// and among these in proportion to the shares of their tenants.
 //
 // This is fair queueing by virtual time (stride scheduling: C. A. Waldspurger, W. E. Weihl, 1995):
-// permits are due to a shard at a time that each permit puts off by one divided by the share.
+// a shard's next permit has a due time, which each permit moves by one divided by the share.
 type Allocator struct {
-	time      float64 // when the last permits were due that were granted; virtual
+	time      float64 // virtual due time of the last granted permits
 	limits    Limits
 	shards    []shardGrant
 	unknown   int       // shards that have not answered
@@ -61,8 +61,8 @@ func (a *Allocator) Ask(shard int) bool {
 	return true
 }
 
-// Reported takes the answer of a shard that was asked; false if it is outdated. After it, as after
-// Hear, earlier requests of the shard are invalid.
+// Reported takes a shard's answer to Ask; false if it is outdated. After it, as after Hear, earlier
+// requests of the shard are invalid.
 func (a *Allocator) Reported(shard int, r *Report, now time.Time) bool {
 	c := &a.shards[shard]
 	c.asked, c.known = false, true
@@ -76,7 +76,7 @@ func (a *Allocator) Reported(shard int, r *Report, now time.Time) bool {
 	return heard
 }
 
-// NotReported notes that a shard has not answered. It has to be asked again.
+// NotReported records that a shard has not answered: Ask it again.
 func (a *Allocator) NotReported(shard int) { a.shards[shard].asked = false }
 
 // Hear takes a request of a shard; false if it is outdated.
@@ -105,7 +105,7 @@ func (a *Allocator) hear(c *shardGrant, r *Request, now time.Time) bool {
 	b := &a.tokens
 	b.advance(now)
 	b.out += r.Unused - last.Unused
-	if r.Epoch == last.Epoch && r.Spent >= last.Spent { // permits that are gone but were not used come back
+	if r.Epoch == last.Epoch && r.Spent >= last.Spent { // lost unused permits come back
 		b.level += float64(max(0, last.Unused-r.Unused-int(r.Spent-last.Spent)))
 	}
 	b.clip()
@@ -113,7 +113,7 @@ func (a *Allocator) hear(c *shardGrant, r *Request, now time.Time) bool {
 	return true
 }
 
-// Withdraw notes that a shard does not wait for an answer any more.
+// Withdraw records that a shard no longer waits for an answer.
 func (a *Allocator) Withdraw(shard int) { a.shards[shard].pending = false }
 
 // Allot decides requests. The answers are valid until the next call; if wait is not 0, call it
@@ -155,7 +155,7 @@ func (a *Allocator) decide(shard int, answer Answer) {
 	a.decisions = append(a.decisions, Decision{shard, answer})
 }
 
-// room returns how many further leases the limits allow.
+// room returns the number of further leases within the limits.
 func (a *Allocator) room() int {
 	if a.unknown > 0 {
 		return -1

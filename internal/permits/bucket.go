@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// tokenBucket is a token bucket. A permit contains a token, which still counts against the bucket's
-// capacity until the shard has reported its use: so the claims keep to the rate, however long
-// permits and reports are on their way.
+// tokenBucket is a token bucket. A permit contains a token. The token counts against the bucket's
+// capacity until the shard has reported its use: so claims keep to the rate even if permits and
+// reports are delayed.
 //
 // Invariant: level + out <= burst, or level is 0.
 type tokenBucket struct {
@@ -15,7 +15,7 @@ type tokenBucket struct {
 	burst int
 	level float64
 	out   int       // tokens of unused permits
-	at    time.Time // until when tokens were added; zero: none are added yet
+	at    time.Time // tokens were added up to this time; zero: none yet
 }
 
 // start adds tokens from now on.
@@ -51,7 +51,7 @@ func (b *tokenBucket) take(n int) {
 // longestWait bounds the result of wait, since a rate may be tiny.
 const longestWait = time.Hour
 
-// wait returns how long until there is a token; 0 if only a report can bring one.
+// wait returns the time until there is a token; 0 if only a report can bring one.
 func (b *tokenBucket) wait() time.Duration {
 	if b.out >= b.burst {
 		return 0

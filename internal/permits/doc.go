@@ -5,10 +5,10 @@
 // Rate, it is used once.
 //
 // The package is only the protocol: it has no goroutine, channel, lock, clock, file or socket.
-// Times are arguments, and the users of Holders and Allocators carry the messages between them.
+// Times are arguments, and the callers of Holders and Allocators send the messages between them.
 //
-// A shard reports to the allocator how many permits it has, not a change of this number, so that
-// the next report corrects the effect of one that was lost or came twice.
+// A shard reports the number of its permits to the allocator, not a change of this number, so that
+// the next report corrects the effect of a lost or repeated one.
 //
 // Invariant: the allocator never believes that a shard has fewer permits than it has. For that
 //   - permits are given back, and the ends of leases reported, only after the ends of the leases
@@ -17,12 +17,12 @@
 //   - a shard accepts permits only in the answer to its last report. Each report makes the answers
 //     to earlier ones invalid;
 //   - the leader of a shard, and the node with the allocator, answer only after a majority has
-//     confirmed that they still lead. So a new allocator that has asked a shard knows all
-//     grants of earlier allocators there: after its answer, the shard does not accept their
-//     grants any more, and earlier leaders of the shard do not lead any more.
+//     confirmed that they still lead. So a new allocator that has asked a shard knows all grants of
+//     earlier allocators there: after its answer, the shard accepts no grants of theirs, and
+//     earlier leaders of the shard no longer lead.
 //
 // A new leader of a shard has as many permits as there are leases in its store; the allocator gets
 // the other permits of its predecessor back with its first report. A new allocator asks all shards
 // for their permits; before all have answered, it grants nothing, and its token bucket does not
-// fill, since shards may still use the tokens of the allocator before.
+// fill, since shards may still use tokens of the previous allocator.
 package permits

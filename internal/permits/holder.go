@@ -1,7 +1,6 @@
 package permits
 
-// turn is how long, in ms, a shard uses permits for one lease after the other before shards that
-// wait for them go first.
+// turn is the time, in ms, for which a shard reuses its permits before waiting shards go first.
 const turn = 100
 
 // Holder keeps the permits of a queue in one shard.
@@ -11,10 +10,10 @@ type Holder struct {
 	seq    *uint64
 	unused int
 	spent  uint64 // number of permits ever used for a lease
-	over   bool   // there may be more leases than the limit: permits go back as leases end
+	over   bool   // there may be more leases than the limit: permits go back when leases end
 
 	reported Report // the last report to the allocator, plus the permits granted since
-	sure     bool   // the allocator has received that report, or will
+	sure     bool   // the allocator has received or will receive that report
 	since    uint64 // time of that report; ms
 	open     bool   // reported was a request that has not been answered
 	waits    bool   // that request waits until there is a permit
@@ -49,8 +48,8 @@ func (h *Holder) Enter() {
 // TurnEnds reports whether shards that wait for permits should go first.
 func (h *Holder) TurnEnds(now uint64) bool { return now-h.since >= turn }
 
-// Leave notes the end of n leases. With others, their permits go back; otherwise it reports whether
-// the shard may use them again.
+// Leave records the end of n leases, and reports whether the shard may reuse their permits. If
+// others wait, the permits go back.
 func (h *Holder) Leave(n int, others bool) (again bool) {
 	if h.limits.Concurrency == 0 || h.limits.Rate > 0 || h.over || others {
 		return false
@@ -61,8 +60,8 @@ func (h *Holder) Leave(n int, others bool) (again bool) {
 
 // Report returns the report that has to be sent to the allocator now, if send is true: if the shard
 // has fewer permits than the allocator knows, or wants some. It gives unneeded permits back. leased
-// is how many leases there are, need how many more there could be with permits; asked: a caller
-// wants an answer even if it is that there is none. REQUIRES: the ends of leases have persisted.
+// is the number of leases, need that of further leases if there were permits; asked: a caller needs
+// an answer even if there is no permit. REQUIRES: the ends of leases have persisted.
 func (h *Holder) Report(leased, need int, asked bool, now uint64) (r Request, send bool) {
 	h.unused = min(h.unused, need)
 	held, want := leased+h.unused, need-h.unused
@@ -81,8 +80,8 @@ func (h *Holder) Report(leased, need int, asked bool, now uint64) (r Request, se
 	return r, true
 }
 
-// ReportNow returns the report for an allocator that asks. Answers to earlier reports are invalid.
-// Another report follows, since another allocator may have replaced the one that asks.
+// ReportNow returns the report for an allocator that asks. It invalidates the answers to earlier
+// reports. Another report follows, since another allocator may have replaced the one that asks.
 func (h *Holder) ReportNow(leased int, now uint64) Report {
 	h.open, h.sure = false, false
 	return h.newReport(leased, now)
@@ -108,7 +107,7 @@ func (h *Holder) Answered(r *Request, a Answer) bool {
 	return true
 }
 
-// Unanswered notes that there will be no answer to r; false if it would be invalid.
+// Unanswered records that there will be no answer to r; false if the answer would be invalid.
 func (h *Holder) Unanswered(r *Request) bool {
 	if !h.awaits(r) {
 		return false

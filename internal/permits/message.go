@@ -70,7 +70,7 @@ func AppendQuestion(dst []byte, queue string, settings []byte) []byte {
 	return wire.AppendBytes(wire.AppendBytes(dst, queue), settings)
 }
 
-// ReadQuestion reads what AppendQuestion has appended.
+// ReadQuestion is the inverse of AppendQuestion.
 func ReadQuestion(r *wire.Reader) (queue string, settings []byte) { return r.String(), r.Bytes() }
 
 // AppendReply appends the answer to a question, for ReadReply.
@@ -78,7 +78,7 @@ func (r *Report) AppendReply(dst []byte) []byte {
 	return wire.AppendUint(r.append(dst), uint64(r.Idle/time.Millisecond))
 }
 
-// ReadReply reads what AppendReply has appended.
+// ReadReply is the inverse of AppendReply.
 func ReadReply(r *wire.Reader) Report {
 	report := readReport(r)
 	report.Idle = time.Duration(min(r.Uint(), maxIdle)) * time.Millisecond
@@ -92,11 +92,11 @@ const maxIdle = 1 << 42
 type Request struct {
 	Report
 	Want int
-	Wait bool // the answer may wait until a permit can be granted: the last one was that there is none
+	Wait bool // the answer may wait for a permit: the last one was that there is none
 
 	// The next lease of the shard; 0: not known.
 	Rank  uint64 // of its priority
-	Share uint64 // of the tenants that have tasks of this priority there
+	Share uint64 // of the tenants with tasks of this priority in the shard
 }
 
 // Append appends the request, for ReadRequest.

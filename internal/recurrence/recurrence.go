@@ -1,5 +1,5 @@
-// Package recurrence computes when something that recurs comes next: by a cron expression in a time
-// zone, or at an interval. Times are milliseconds since 1970.
+// Package recurrence computes the next ticks of schedules: by a cron expression in a time zone, or
+// at an interval. Times are milliseconds since 1970.
 package recurrence
 
 import (
@@ -16,7 +16,7 @@ import (
 	"codeq/internal/record"
 )
 
-// Never is the time of a tick that does not come.
+// Never is the time of a tick that never comes.
 const Never = math.MaxUint64
 
 // Format is time.RFC3339 with the digits of the second that are needed.
@@ -46,7 +46,7 @@ func (e Every) Next(after uint64) uint64 {
 	return e.Start + (n+1)*e.Interval
 }
 
-var zones sync.Map // *time.Location by name: each takes some kilobytes, and a file has to be read
+var zones sync.Map // *time.Location by name: each takes some kilobytes, and reads a file
 
 // Zone returns the time zone of an IANA name; "" is UTC.
 func Zone(name string) (*time.Location, error) {
@@ -54,7 +54,7 @@ func Zone(name string) (*time.Location, error) {
 		return loc.(*time.Location), nil
 	}
 	if name == "Local" { // another zone on every machine
-		return nil, errors.New("not a name of the IANA")
+		return nil, errors.New("not an IANA name")
 	}
 	loc, err := time.LoadLocation(name)
 	if err != nil {
@@ -98,20 +98,20 @@ func ParseCron(expr string, zone *time.Location) (*Cron, error) {
 	return &Cron{shown, zone}, nil
 }
 
-// fields are those of an expression, with the values that they may have.
+// fields has the fields of an expression, with their allowed values.
 var fields = [...]struct{ name, allowed string }{
 	{"minute", "0 to 59"}, {"hour", "0 to 23"}, {"day of month", "1 to 31"}, {"month", "1 to 12 or JAN to DEC"},
 	{"day of week", "0 to 6 (Sunday is 0) or SUN to SAT"},
 }
 
-// explained names what is wrong with an expression that the parser refuses; err is its error.
+// explained returns a better error for an expression that the parser refuses with err.
 func explained(expr string, err error) error {
 	if strings.HasPrefix(expr, "@") {
 		return fmt.Errorf("%q is not one of @yearly, @annually, @monthly, @weekly, @daily, @midnight and @hourly", expr)
 	}
 	given := strings.Fields(expr)
 	if len(given) != len(fields) {
-		return fmt.Errorf("it has %d fields, and not five: minute, hour, day of month, month and day of week", len(given))
+		return fmt.Errorf("it has %d fields instead of five: minute, hour, day of month, month and day of week", len(given))
 	}
 	for i, f := range given {
 		alone := []string{"*", "*", "*", "*", "*"}
@@ -124,8 +124,8 @@ func explained(expr string, err error) error {
 	return err
 }
 
-// star is the bit of a field that matches everything. It is in Dom and Dow if only the other one of
-// them says which days match.
+// star is the bit of a field that matches everything. It is in one of Dom and Dow if only the other
+// one selects days.
 const star = 1 << 63
 
 // checkDates refuses an expression that matches no date of any year.
@@ -141,21 +141,21 @@ func checkDates(s *cron.SpecSchedule) error {
 		}
 	}
 	if first := bits.TrailingZeros64(s.Dom); first > longest {
-		return fmt.Errorf("no month that it names has a day %d: name a day up to %d, or a longer month", first, longest)
+		return fmt.Errorf("none of its months has a day %d: name a day up to %d, or a longer month", first, longest)
 	}
 	return nil
 }
 
-// searchFor bounds the search for a tick, in seconds. A date that exists comes within eight years.
-// A time may be skipped where the clock is set forward, but rarely on all of its dates.
+// searchFor bounds the search for a tick, in seconds. A possible date comes within eight years. A
+// time may be skipped when the clock is set forward, but rarely on all of its dates.
 const searchFor = 40 * 366 * 24 * 3600
 
 // Next returns the first tick later than after; Never, if none comes within forty years, or before
 // the year 10000.
 //
-// The parser's own Next steps through local time, and loses ticks where a clock is set by half an
-// hour or at midnight. So the search goes through the periods with a constant offset, and through
-// the dates of each.
+// The parser's own Next steps through local time, and loses ticks if a clock is set by half an hour
+// or at midnight. So the search goes through the periods with a constant offset, and through the
+// dates of each.
 func (c *Cron) Next(after uint64) uint64 {
 	if after >= record.LastTime {
 		return Never
@@ -172,8 +172,8 @@ func (c *Cron) Next(after uint64) uint64 {
 	return Never
 }
 
-// find returns the first of the times that a clock shows, from one until before another, that
-// matches the expression; as if they were UTC, in seconds. Each step goes forward.
+// find returns the first matching local time from from until before to, all as if in UTC, in
+// seconds. Each step goes forward.
 func (c *Cron) find(from, to int64) (shown int64, ok bool) {
 	const minute = 60
 	t := time.Unix(from+minute-1, 0).UTC().Truncate(time.Minute)
@@ -207,10 +207,10 @@ func hasDay(s *cron.SpecSchedule, t time.Time) bool {
 	return day || weekday
 }
 
-// period returns the offset of a zone from UTC at a time, and an end until which it stays the same;
-// all in seconds. The end is later than at, and not later than the year of at in UTC: where a zone
-// has rules in place of a table, package time computes them for such a year, and ZoneBounds takes
-// each for 365 days long, so that its end may be past on 31 December.
+// period returns the offset of a zone from UTC at a time, and the end of that offset; all in
+// seconds. The end is later than at, and not after the year of at in UTC: if a zone has rules in
+// place of a table, package time computes them for such a year, and ZoneBounds takes each year for
+// 365 days, so that its end may be past on 31 December.
 func period(zone *time.Location, at int64) (offset, end int64) {
 	t := time.Unix(at, 0).In(zone)
 	_, seconds := t.Zone()

@@ -175,9 +175,9 @@ func TestCronErrors(t *testing.T) {
 		"0 0 1 FOO *":    `the month is "FOO": allowed are 1 to 12 or JAN to DEC` + forms,
 		"0 0 * * 7":      `the day of week is "7": allowed are 0 to 6 (Sunday is 0) or SUN to SAT` + forms,
 		"0 0 * * 5-1":    `the day of week is "5-1": allowed are 0 to 6 (Sunday is 0) or SUN to SAT` + forms,
-		"* * * *":        "it has 4 fields, and not five: minute, hour, day of month, month and day of week",
-		"0 * * * * *":    "it has 6 fields, and not five: minute, hour, day of month, month and day of week",
-		" ":              "it has 0 fields, and not five: minute, hour, day of month, month and day of week",
+		"* * * *":        "it has 4 fields instead of five: minute, hour, day of month, month and day of week",
+		"0 * * * * *":    "it has 6 fields instead of five: minute, hour, day of month, month and day of week",
+		" ":              "it has 0 fields instead of five: minute, hour, day of month, month and day of week",
 		"@fortnightly":   `"@fortnightly" is not one of @yearly, @annually, @monthly, @weekly, @daily, @midnight and @hourly`,
 		"@every 1h":      "@every 1h is an interval: use Every",
 		"@every x":       `"@every x" is not one of @yearly, @annually, @monthly, @weekly, @daily, @midnight and @hourly`,
@@ -368,9 +368,9 @@ func TestParseCronRefuses(t *testing.T) {
 // TestDatesThatDoNotExist: the error says what to name in their place; any day of the week is one.
 func TestDatesThatDoNotExist(t *testing.T) {
 	for expr, want := range map[string]string{
-		"0 0 31 2 *":      "no month that it names has a day 31: name a day up to 29, or a longer month",
-		"0 0 30,31 2 *":   "no month that it names has a day 30: name a day up to 29, or a longer month",
-		"0 0 31 4,6,11 *": "no month that it names has a day 31: name a day up to 30, or a longer month",
+		"0 0 31 2 *":      "none of its months has a day 31: name a day up to 29, or a longer month",
+		"0 0 30,31 2 *":   "none of its months has a day 30: name a day up to 29, or a longer month",
+		"0 0 31 4,6,11 *": "none of its months has a day 31: name a day up to 30, or a longer month",
 		"0 0 31 2 mon":    "", "0 0 31 2 */2": "", "0 0 29 2 *": "", "0 0 31 2,3 *": "", "0 0 * 2 *": "", "0 0 */30 2 *": "",
 	} {
 		if _, err := ParseCron(expr, time.UTC); want == "" {

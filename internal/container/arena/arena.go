@@ -1,17 +1,17 @@
 // Package arena cuts small records out of shared memory.
 package arena
 
-// Arena cuts small records out of shared chunks: the tasks of a batch come and go together, and one
-// allocation for many costs the garbage collector less. A payload that a worker keeps retains at
-// most chunkBytes bytes.
+// Arena cuts small records out of shared chunks: the tasks of a batch have similar lifetimes, and
+// one allocation for many is cheaper for the garbage collector. A payload that a worker keeps
+// retains at most chunkBytes bytes.
 type Arena struct{ chunk []byte }
 
 const (
 	chunkBytes = 4 << 10
-	itemBytes  = 512 // larger ones are allocated by themselves
+	itemBytes  = 512 // larger ones are allocated separately
 )
 
-// Buffer returns an empty slice with room for n bytes that nobody else uses.
+// Buffer returns an empty slice with unshared room for n bytes.
 func (a *Arena) Buffer(n int) []byte {
 	if n > itemBytes {
 		return make([]byte, 0, n)

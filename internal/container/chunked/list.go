@@ -8,14 +8,14 @@ const (
 	chunkLen  = 1 << chunkBits // elements
 )
 
-// List is a list that grows at its end. A slice that grows is copied now and then, all of it in one
-// step; a List allocates and copies at most one chunk, or the list of its chunks. Its zero value is
-// empty and ready to use.
+// List is a list that grows at its end. A growing slice is sometimes copied as a whole; a List
+// allocates and copies at most one chunk, or the list of its chunks. Its zero value is empty and
+// ready to use.
 //
 // A List has no lock.
 type List[T any] struct {
 	// Invariant: all chunks but the last are full, and the last is not empty, unless there is none.
-	first []T // the first chunk, which grows as a slice does
+	first []T // the first chunk; it grows like a slice
 	rest  [][]T
 }
 

@@ -6,10 +6,10 @@ package fingerprint
 // is yes for one in 2^28/n. Two keys with the same fingerprint are held twice, so that one remains
 // when the other is removed.
 //
-// The first bits of a key's hash choose one of 4096 tables, the last ones are the tag that is
-// stored there, by linear probing from a slot that the tag determines. So a table that grows needs
-// no hashes, and each table grows separately: no call costs more than a copy of one table, about
-// 4096 tags with ten million keys.
+// The first bits of a key's hash choose one of 4096 tables, the last ones are the tag, stored there
+// by linear probing from a slot that the tag determines. So a growing table needs no hashes, and
+// each table grows separately: no call costs more than a copy of one table, about 4096 tags with
+// ten million keys.
 //
 // The zero Multiset is empty. It is not safe for concurrent use.
 type Multiset struct {
@@ -38,7 +38,7 @@ func locate(hash uint64) (i int, tag uint16) {
 	return int(hash >> (64 - tableBits)), max(uint16(hash), 1)
 }
 
-// Add adds a key by its hash, all bits of which count.
+// Add adds a key by its hash. All bits of the hash are significant.
 func (m *Multiset) Add(hash uint64) {
 	if m.tables == nil {
 		m.tables = make([]table, 1<<tableBits)
@@ -52,7 +52,7 @@ func (m *Multiset) Add(hash uint64) {
 	m.n++
 }
 
-// Remove removes a key that was added, by its hash.
+// Remove removes an added key, by its hash.
 func (m *Multiset) Remove(hash uint64) {
 	i, tag := locate(hash)
 	t := &m.tables[i]
@@ -76,7 +76,7 @@ func (m *Multiset) Has(hash uint64) bool {
 // Len returns the number of keys.
 func (m *Multiset) Len() int { return m.n }
 
-// Bytes returns how much memory the tags take.
+// Bytes returns the memory of the tags.
 func (m *Multiset) Bytes() int { return m.slots * 2 }
 
 func (m *Multiset) resize(t *table, size int) {
@@ -90,7 +90,7 @@ func (m *Multiset) resize(t *table, size int) {
 	}
 }
 
-// find returns the first slot with a tag, or the free one that ends the search for it.
+// find returns the first slot with a tag, or the free slot at the end of the search.
 func (t *table) find(tag uint16) int {
 	i := place(tag, len(t.slots))
 	for t.slots[i] != 0 && t.slots[i] != tag {
@@ -133,7 +133,7 @@ func (t *table) remove(tag uint16) {
 	t.slots[free] = 0
 }
 
-// distance returns how many steps lead from one slot to another.
+// distance returns the number of steps from one slot to another.
 func (t *table) distance(from, to int) int {
 	if d := to - from; d >= 0 {
 		return d

@@ -10,7 +10,7 @@ type Set struct {
 	full  int // all words before this index have all numbers
 }
 
-// Len returns how many numbers the set has.
+// Len returns the number of elements.
 func (s *Set) Len() int { return s.n }
 
 // Has reports whether the set has n.
@@ -44,7 +44,7 @@ func (s *Set) Remove(n uint32) {
 	}
 }
 
-// Take adds the smallest number that the set does not have, and returns it.
+// Take adds the smallest missing number, and returns it.
 func (s *Set) Take() uint32 {
 	for s.full < len(s.words) && s.words[s.full] == ^uint64(0) {
 		s.full++

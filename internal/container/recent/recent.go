@@ -1,15 +1,15 @@
-// Package recent remembers the elements that were added last.
+// Package recent remembers the last added elements.
 package recent
 
-// Set holds the latest elements that were added, at most Capacity. The zero Set is empty. It is not
-// safe for concurrent use.
+// Set holds the last added elements, at most Capacity. The zero Set is empty. It is not safe for
+// concurrent use.
 type Set[T comparable] struct {
 	members map[T]struct{}
 	ring    []T
 	next    int
 }
 
-// Capacity is how many elements a Set remembers.
+// Capacity is the maximum number of elements of a Set.
 const Capacity = 1024
 
 // Add adds an element, and removes the oldest one if the set is full.

@@ -1,4 +1,4 @@
-// Package timeheap is a priority queue of items that are due at some time.
+// Package timeheap is a priority queue of items ordered by due time.
 package timeheap
 
 import (
@@ -9,7 +9,7 @@ import (
 // Never is later than any time.
 const Never = math.MaxUint64
 
-// Heap holds items that are due at some time. The first one due is at index 0.
+// Heap holds items with due times. The earliest is at index 0.
 type Heap[T Item] struct{ items []T }
 
 // Item is an item of a Heap.
@@ -22,7 +22,7 @@ type Item interface {
 // Push adds an item that is not in the heap.
 func (h *Heap[T]) Push(item T) { pq.Push((*items[T])(h), item) }
 
-// Pop removes the item that is due first. REQUIRES: the heap is not empty.
+// Pop removes the item with the earliest due time. REQUIRES: the heap is not empty.
 func (h *Heap[T]) Pop() T { return pq.Pop((*items[T])(h)).(T) }
 
 // Remove removes an item, if it is in the heap.
@@ -38,7 +38,7 @@ func (h *Heap[T]) Len() int { return len(h.items) }
 // Items returns the items, in no order. They must not be changed.
 func (h *Heap[T]) Items() []T { return h.items }
 
-// Next returns when the first item is due; Never: there is none.
+// Next returns the earliest due time, or Never.
 func (h *Heap[T]) Next() uint64 {
 	if len(h.items) == 0 {
 		return Never

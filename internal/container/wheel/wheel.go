@@ -9,7 +9,7 @@ const (
 	lateSlot  = levels * slots // the slot after the last level
 )
 
-// MaxMoves is how many entries an Advance moves to lower levels at most.
+// MaxMoves bounds the entries that an Advance moves to lower levels.
 const MaxMoves = 256
 
 // Entry is an element of a Wheel, to be embedded in the timed object. Its zero value is ready to
@@ -17,7 +17,7 @@ const MaxMoves = 256
 //
 // An Entry is in at most one wheel, and is not copied while it is queued.
 type Entry[T any] struct {
-	// Value is what Advance reports. The wheel never changes it.
+	// Value is the argument of expire in Advance. The wheel never changes it.
 	Value T
 
 	// The list of a slot is a ring. Invariant: next and prev are nil unless queued.
@@ -36,10 +36,10 @@ func (e *Entry[T]) Queued() bool { return e.next != nil }
 // an entry at most once a level; none of them allocates. New makes one.
 //
 // A time is treated as a number of 11 digits in base 64. An entry lies at the level of the highest
-// digit in which its deadline differs from tick, in the slot which that digit names. Since tick
-// stays before the first occupied slot, moving it leaves all other entries where they are: only the
-// slot that tick enters is spread over the levels below it, which are empty by then. That is done
-// in steps: until the slot is empty, new entries that belong below it go to its end.
+// digit in which its deadline differs from tick, in the slot of that digit. Since tick stays before
+// the first occupied slot, moving it leaves all other entries where they are: only the slot that
+// tick enters is spread over the levels below it, which are then empty. That is done in steps:
+// until the slot is empty, new entries that belong below it go to its end.
 //
 // Equal deadlines are always in the same slot, in the order of Add, because a slot is a function of
 // deadline and tick alone.
@@ -62,7 +62,7 @@ type Wheel[T any] struct {
 	heads     [lateSlot + 1]*Entry[T] // slot s of level l at l*slots+s, then lateSlot
 }
 
-// New returns an empty wheel whose time is now, in milliseconds.
+// New returns an empty wheel with the time now, in milliseconds.
 func New[T any](now int64) *Wheel[T] {
 	return &Wheel[T]{now: now, tick: now, moves: MaxMoves}
 }
@@ -70,8 +70,8 @@ func New[T any](now int64) *Wheel[T] {
 // Len returns the number of queued entries.
 func (w *Wheel[T]) Len() int { return w.length }
 
-// Add queues e until deadline, in milliseconds. An entry whose deadline is at or before the wheel's
-// time is late: the next Advance reports it, not one that is under way.
+// Add queues e until deadline, in milliseconds. An entry with a deadline at or before the wheel's
+// time is late: the next Advance reports it, not a current one.
 //
 // REQUIRES: e is not queued. Add panics if it is.
 func (w *Wheel[T]) Add(e *Entry[T], deadline int64) {
@@ -87,7 +87,7 @@ func (w *Wheel[T]) Add(e *Entry[T], deadline int64) {
 	}
 }
 
-// Remove takes e out of the wheel; it does nothing if e is not queued.
+// Remove removes e from the wheel, if it is queued.
 //
 // REQUIRES: e is not queued in another wheel.
 func (w *Wheel[T]) Remove(e *Entry[T]) {
@@ -113,13 +113,13 @@ func (w *Wheel[T]) Next() (at int64, ok bool) {
 	return at, ok
 }
 
-// Advance sets the wheel's time to now, in milliseconds, then takes out entries with a deadline at
-// or before it and passes their values to expire, at most limit of them. It returns true if it has
-// left due entries because of limit, or work that leads to them: it moves at most MaxMoves entries
-// to lower levels. A now before the wheel's time counts as the wheel's time.
+// Advance sets the wheel's time to now, in milliseconds, then removes entries with a deadline at or
+// before it and passes their values to expire, at most limit of them. It returns true if it has
+// left due entries because of limit, or moves to lower levels: it makes at most MaxMoves of them. A
+// now before the wheel's time counts as the wheel's time.
 //
 // Entries that were not late are reported by deadline, and in the order of Add where deadlines are
-// equal, also over several calls. Where late entries come among them is not promised.
+// equal, also over several calls. The position of late entries among them is undefined.
 //
 // An entry is out of the wheel when expire is called for it. expire may Add and Remove any entry;
 // an entry that it removes is not reported, and one that it adds is not reported by this call.

@@ -62,7 +62,7 @@ const (
 	barHeight  = vg.Length(14) // of one bar, in points
 	// wider is a factor for the width of text in a wider font than the measured one.
 	wider     = 1.2
-	fewPoints = 32 // a line of so many points at most has a mark at each, and a logarithmic axis a tick at each
+	fewPoints = 32 // a line with at most so many points marks each, on a logarithmic axis also by a tick
 )
 
 // Lines draws an SVG file with a line for each series.

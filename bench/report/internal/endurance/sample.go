@@ -37,7 +37,7 @@ type sample struct {
 	Max float64 `csv:"max_us"`
 
 	CPU       float64 `csv:"cpu_ms"`
-	Steal     float64 `csv:"steal_ms"`   // processor time of the machine that its host gave to others
+	Steal     float64 `csv:"steal_ms"`   // processor time that the host gave to other machines
 	Resident  float64 `csv:"resident_b"` // now
 	Heap      float64 `csv:"heap_b"`     // now: objects on Go's heap, garbage included
 	Read      float64 `csv:"read_b"`     // by system calls

@@ -46,7 +46,7 @@ func (r result) cpu() time.Duration { return r.Usage.CPU / time.Duration(max(r.C
 // outcome has the measurements of one value with one setting.
 type outcome struct {
 	results []result     // one for each run
-	profile *attribution // of a further window, for the first and the last value of a sweep with profiles; otherwise nil
+	profile *attribution // of a further window, at both ends of a profiled sweep; or nil
 	err     error
 }
 
@@ -82,7 +82,7 @@ func (m *measurer) sweep(ctx context.Context, sw *sweep) [][]outcome {
 	}
 	for run := range m.runsOf(sw) {
 		for i, base := range sw.settings {
-			deep := filepath.Join(m.Dir, fmt.Sprintf("%s-%d", sw.name, i)) // a deep one is kept from value to value
+			deep := filepath.Join(m.Dir, fmt.Sprintf("%s-%d", sw.name, i)) // kept if deep
 			for j, v := range sw.values {
 				if ctx.Err() != nil {
 					return outcomes

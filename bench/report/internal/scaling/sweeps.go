@@ -61,7 +61,7 @@ type size struct {
 
 const (
 	batch            = 64
-	workersOf        = 4 // for each producer: a cycle is one call of a producer, and two calls and a wait of a worker
+	workersOf        = 4 // for each producer: a cycle is one call of a producer, two of a worker
 	defaultProducers = 32
 	maxBacklog       = 8192 // few in relation to the cycles of a window
 )
@@ -138,7 +138,7 @@ func sweeps(z size) []*sweep {
 		label:  bytesLabel,
 		apply: func(s *setting, v int) {
 			s.load.Payload = v
-			s.load.Batch = min(s.load.Batch, 256<<10/v) // fewer tasks under way, since they blur the counts of a window
+			s.load.Batch = min(s.load.Batch, 256<<10/v) // few tasks under way blur the counts less
 		},
 		settings: []setting{calls(process), batches(process), calls(disk)},
 		logY:     true,
