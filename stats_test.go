@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"path/filepath"
 	"runtime"
 	"sync"
@@ -217,13 +218,18 @@ func TestCacheBytes(t *testing.T) {
 	q, err := codeq.Open(t.TempDir(), &codeq.Options{Shards: shards, CacheBytes: cache, MemTableBytes: memTable})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, q.Close()) }()
-	rng, payload := testkit.Seeded(t), make([]byte, 8<<10)
+	const payload = 8 << 10
+	random := rand.NewChaCha8([32]byte{}) // nothing compresses it
 	var ids []codeq.ID
-	for range 48 << 20 / len(payload) {
-		for k := range payload {
-			payload[k] = byte(rng.Uint32()) // that nothing compresses
+	batch := make([]codeq.Task, 64)
+	for n := range 48 << 20 / payload / len(batch) {
+		for i := range batch {
+			batch[i] = codeq.Task{Queue: "a", Payload: make([]byte, payload)}
+			_, _ = random.Read(batch[i].Payload)
 		}
-		ids = append(ids, queuetest.Produce(t, queuetest.StartingAt(q, len(ids)%shards), codeq.Task{Queue: "a", Payload: payload})...)
+		more, err := queuetest.StartingAt(q, n%shards).ProduceBatch(t.Context(), batch)
+		require.NoError(t, err)
+		ids = append(ids, more...)
 	}
 	read := func(ids []codeq.ID) (hits float64) {
 		before, err := q.StorageStats()
@@ -242,7 +248,7 @@ func TestCacheBytes(t *testing.T) {
 	st, err := q.StorageStats()
 	require.NoError(t, err)
 	require.Greater(t, st.CacheBytes, int64(cache*3/4))
-	some := ids[:cache/2/len(payload)]
+	some := ids[:cache/2/payload]
 	read(some)
 	require.Greater(t, read(some), 0.9)
 }

@@ -163,7 +163,7 @@ func TestEveryField(t *testing.T) {
 		require.Contains(t, []string{
 			"Options", "Crashed", // which are carried; the others are about the directory, or a node
 			"Format", "Shards", "ID", "Creating", "Open", "Opening", "Node", "Cluster", "Former", "Volatile", "Differ",
-			"Founders", "Drained", "Left", "Life", "Earlier", "Seen", "Outdated", "Sum",
+			"Founders", "Drained", "Left", "Incarnation", "Earlier", "Seen", "Outdated", "Sum",
 		}, f.Name)
 	}
 	require.Equal(t, 2, reflect.TypeFor[keys.SettingsValue]().NumField(), "Settings has them")
