@@ -362,3 +362,18 @@ func (ml *mail) SetInterest(node string, v keys.InterestValue, gone bool) {
 	}
 	ml.mergeInterests()
 }
+
+// SetPlacement stores the node that should lead the shard by request; "": any.
+func (ml *mail) SetPlacement(node string) {
+	if ml.Placement = node; node == "" {
+		ml.Group.delete([]byte{keys.Placement})
+	} else {
+		ml.Group.set([]byte{keys.Placement}, []byte(node))
+	}
+}
+
+func (ml *mail) loadPlacement() error {
+	node, err := store.Lookup(ml.Store.DB(), []byte{keys.Placement})
+	ml.Placement = string(node)
+	return err
+}

@@ -77,7 +77,7 @@ func (s *State) walkWakeups(applied map[wakeup]byte) {
 	})
 }
 
-// applyWakeup does what a wakeup says, and removes it.
+// applyWakeup carries out a wakeup, and removes it.
 func (s *State) applyWakeup(m wakeup, how byte) error {
 	if s.Leases.delaysWakeup(m) {
 		return nil
@@ -96,7 +96,7 @@ func (s *State) applyWakeup(m wakeup, how byte) error {
 	}
 }
 
-// wakeTask moves on a task whose parents have ended, or cancels it.
+// wakeTask moves on a task when its parents have ended, or cancels it.
 func (s *State) wakeTask(q *Queue, id keys.ID, how byte) error {
 	if s.Group.hasChanged(id) {
 		return nil
@@ -143,8 +143,8 @@ func (s *State) giveTurnTo(at *located, scope uint64, others bool) {
 	s.enter(at.lane, keys.SinceOf(keys.ID(at.id)), at.id, &at.rec.Head, at.rec.Encode())
 }
 
-// giveTurn gives the turn of a group to the first task that waits for it, or lets the task go on
-// that has it, and was parked.
+// giveTurn gives the turn of a group to the first task that waits for it, or moves on the task that
+// has it and was parked.
 func (s *State) giveTurn(q *Queue, scope uint64) error {
 	if v, _ := s.Ties.turns.get(&s.round, scope); v.Holder != (keys.ID{}) {
 		return s.Ties.unparkTurn(q, scope, v.Holder)
@@ -189,7 +189,7 @@ func (s *State) tellChildren(parent keys.ID, state TaskState) {
 }
 
 // tellFrom tells the children of a task, from a key of the range Dependent on, until enough returns
-// true. It returns the key of the first child that is not told; all: everybody is.
+// true. It returns the key of the first child that is not told; all: all children are told.
 func (s *State) tellFrom(from []byte, parent keys.ID, state TaskState, enough func() bool) (left []byte, all bool) {
 	upper := keys.GroupEnd(keys.AppendDependent(nil, parent, keys.ID{})[:1+keys.IDLen])
 	it, err := s.Ties.children.open(&s.round)
@@ -291,7 +291,7 @@ func (s *State) unpinned(parent keys.ID, until uint64) bool {
 	return true
 }
 
-// promoteDue moves on the scheduled tasks whose time has come.
+// promoteDue moves on the scheduled tasks that are due.
 // REQUIRES: the group has scheduled no task, and moved no scheduled one: the cursors become what
 // disk says.
 func (s *State) promoteDue() {
@@ -351,7 +351,7 @@ func (s *State) promoteFrom(from dueCursor, until uint64) (reached dueCursor) {
 	return reached
 }
 
-// promote moves on a scheduled task whose time has come. key is where it was found.
+// promote moves on a scheduled task that is due. key is its place.
 func (s *State) promote(key []byte, due uint64, id keys.ID, l *Lane, head *record.Head, rec []byte) {
 	s.Group.delete(key)
 	s.Names.ready.Promoted(len(rec))

@@ -28,7 +28,7 @@ type names struct {
 	settled   settledList
 	Given     uint64     // the largest version of settings that were removed
 	ungranted []*Queue   // have a rate, and no last grant on disk
-	rechecks  []*recheck // queues whose limits have changed
+	rechecks  []*recheck // queues with changed limits
 	totals    totals
 }
 
@@ -49,7 +49,7 @@ func (ns *names) noteBusy(q *Queue) {
 	}
 }
 
-// noteTouched updates that number, and calls Rest, for the queues whose counts the group has
+// noteTouched updates that number, and calls Rest, for the queues with counts that the group has
 // changed so far.
 func (ns *names) noteTouched() {
 	for _, q := range ns.Group.Touched {
@@ -58,7 +58,7 @@ func (ns *names) noteTouched() {
 	}
 }
 
-// Queue is what the rules know of a queue. The owner knows by handle which claims wait for its
+// Queue holds the memory of the rules about a queue. The owner knows by handle which claims wait for its
 // tasks, and what limits claims.
 type Queue struct {
 	Name    string
@@ -167,7 +167,7 @@ func (ns *names) QueueNamed(name string) *Queue {
 	return q
 }
 
-// touch adds the counts of a queue to what the group stores.
+// touch makes the group store the counts of a queue.
 func (ns *names) touch(q *Queue) {
 	if !q.touched {
 		ns.touchFirst(q)
@@ -248,9 +248,7 @@ func (ns *names) dropLane(l *Lane) {
 	ns.catalogue.loaded.Remove(l.number)
 }
 
-// What a claim of a queue would get.
-
-// head returns the lane whose first task is next in a queue: see ready.Tasks.Head.
+// head returns the lane with the next task of a queue: see ready.Tasks.Head.
 func (ns *names) head(q *Queue) (l *Lane, pending bool) {
 	first, pending, left := ns.ready.Head(&q.Queue)
 	if left {
@@ -262,7 +260,7 @@ func (ns *names) head(q *Queue) (l *Lane, pending bool) {
 	return l, pending
 }
 
-// FirstTask is what a claim of a queue would get here, as far as memory shows.
+// FirstTask describes the task that a claim of a queue would get here, as far as memory shows.
 type FirstTask struct {
 	Priority uint8
 	Tenant   string
@@ -310,7 +308,7 @@ func (ns *names) isUnknown(q *Queue) bool {
 		q.Version == 0 && q.Orphans == 0
 }
 
-// Forget removes a queue that nobody needs from memory.
+// Forget removes a queue from memory that neither the rules nor the owner need.
 func (ns *names) Forget(q *Queue) {
 	c := &ns.catalogue
 	delete(ns.Queues, q.Name)

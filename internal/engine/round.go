@@ -9,9 +9,9 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// round is what the rules have at hand while they decide a group: the disk as it is before the
-// group, the time, the room and the budget; and what they collect: the Group to write, and the
-// Effects to tell. All parts of the rules stand on it.
+// round is the context of one group: the disk as it is before the group, the time, the room and the
+// budget. It also collects the results: the Group to write, and the Effects to tell. All parts of
+// the rules stand on it.
 type round struct {
 	config Config
 	Store  *store.Store
@@ -30,7 +30,7 @@ type round struct {
 	Group   commitGroup
 	Effects Effects
 
-	budget       budget // of what is being done
+	budget       budget // of the work under way
 	upkeepBudget budget // of KeepUp, and of the shares that follow it
 	reading      reading
 	walked       uint64 // keys that walk has stepped over, including deleted ones
@@ -52,10 +52,10 @@ type Instant struct {
 // reading counts the entries of the store that have been read, and the bytes of their values.
 type reading struct{ entries, bytes int }
 
-// Start is what the owner tells the rules of the world before a group.
+// Start holds the inputs of a group that the owner gives.
 type Start struct {
 	Instant
-	Format int     // of what the shard may store; it may rise between two groups
+	Format int     // that the shard may store; it may rise between two groups
 	Room   Room    // on the disk
 	Tight  bool    // space should be given back at once
 	Wanted KindSet // what Effects should contain of what happens
@@ -71,8 +71,8 @@ func (r *round) Want(kinds KindSet) { r.Wanted |= kinds }
 // Break ends the use of the rules: memory and disk may differ from now on.
 func (r *round) Break(err error) { r.Broken = err }
 
-// Mend forgets a failure of an operation that only reads, and returns it. What such an operation
-// has found damaged stays so, and the others go on.
+// Mend returns the failure of an operation that only reads, and allows other operations. The damage
+// that it found remains.
 func (r *round) Mend() (failure error) {
 	failure, r.Broken = r.Broken, nil
 	return failure
@@ -89,10 +89,10 @@ func (r *round) TakeFed() []*Queue {
 	return fed
 }
 
-// budget bounds what a part of a group may do. Work that can be divided calls Spent before each
+// budget bounds the work of a part of a group. Work that can be divided calls Spent before each
 // unit: it may exceed the budget by one unit.
 type budget struct {
-	begun   bool          // one unit is always free, so that everybody makes progress
+	begun   bool          // one unit is always free, so that each kind of work makes progress
 	records int           // entries read and written at which the budget is spent
 	bytes   int           // size of the group, and bytes read, at which it is spent
 	until   time.Duration // by Config.Elapsed
@@ -118,7 +118,7 @@ func (r *round) BeginBudget(size budgetSize, at time.Duration) {
 	r.budget = budget{records: records + size.Records, bytes: bytes + r.config.GroupBytes/size.Fraction, until: at + size.Time}
 }
 
-// BeginShare begins, at a time, a budget that is one of n equal shares of what is left of that of
+// BeginShare begins, at a time, a budget that is one of n equal shares of the rest of that of
 // KeepUp.
 func (r *round) BeginShare(n int, at time.Duration) {
 	records, bytes := r.Work()
@@ -169,10 +169,10 @@ func (r *round) noteRead(bytes int) {
 	r.reading.bytes += bytes
 }
 
-// Room is the level of free space on the disk. What goes on at a level goes on at all levels above
-// it. What is written at a level is bounded by what the levels above have let in, so that the
-// reserve below MinFreeBytes is used up step by step: by claims, then by the ends of leases, then
-// by what gives space back. The last half is for the resulting tables and compactions.
+// Room is the level of free space on the disk. Work that goes on at a level goes on at all levels
+// above it. The work admitted at the levels above bounds the writes at a level, so that the reserve
+// below MinFreeBytes is used up step by step: by claims, then by the ends of leases, then by work
+// that frees space. The last half is for the resulting tables and compactions.
 type Room uint8
 
 const (
@@ -187,7 +187,7 @@ func (r Room) String() string {
 	return [...]string{"enough", "low", "scarce", "none", "empty"}[r]
 }
 
-// HasRoom reports whether there is room for what goes on down to a level.
+// HasRoom reports whether there is room for the work that goes on down to a level.
 func (r *round) HasRoom(level Room) bool { return r.Room <= level }
 
 // rangeReader reads a range as it was before the group, with one iterator for the whole group.

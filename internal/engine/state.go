@@ -11,8 +11,8 @@ import (
 
 // State is the rules of one shard, with the memory that they use: what each operation does to
 // tasks, lanes, leases, groups, limits, flows, schedules and retention. It is deterministic given
-// what is on disk, the clock, and a seed. It reads the store as it is between two groups, collects
-// in Group what to write, and in Effects what others must learn.
+// the disk, the clock, and a seed. It reads the store as it is between two groups, and collects
+// writes in Group, and notifications in Effects.
 //
 // Only its owner uses it, and carries out the effects. After a failure, which is in Broken, it must
 // not be used any more: no operation can be undone.
@@ -35,7 +35,7 @@ type State struct {
 // Config is constant while the shard is open.
 type Config struct {
 	Shard, Shards int
-	Replicated    bool // workers may be on other nodes, whose clocks differ
+	Replicated    bool // workers may be on other nodes with other clocks
 	Untimed       bool // nothing happens because its time has come: it waits for the next owner
 	Seed          [32]byte
 	// Elapsed returns the time since some fixed moment. It is used for budgets, which limit the
@@ -53,7 +53,7 @@ type Config struct {
 
 const Never = ready.Never
 
-// Effects is what others are to learn of what was decided. The owner empties it.
+// Effects lists the notifications that the owner sends for a group. The owner empties it.
 type Effects struct {
 	Fed        []*Queue // they have more to claim than before
 	Shown      []*Queue // a claim may get something else than before
@@ -66,7 +66,7 @@ type Effects struct {
 	Events     []Event
 	Counted    []Counted // if WantCounts; each queue of Touched once
 	Endings    []Ending
-	Resting    []*recurring // schedules whose ticks are not known
+	Resting    []*recurring // schedules without known ticks
 	Suspects   suspectEffects
 }
 
@@ -110,7 +110,7 @@ func (r *round) free(q *Queue) {
 	}
 }
 
-// Seal adds to the group what was collected beside it. Nothing is decided any more until Tidy.
+// Seal adds to the group the changes that were collected beside it. Nothing is decided any more until Tidy.
 func (s *State) Seal() {
 	s.closeReaders()
 	for _, m := range s.Ties.caches() {
@@ -154,7 +154,7 @@ func (e *Effects) Clear() {
 	e.Events, e.Endings, e.Canceled = e.Events[:0], e.Endings[:0], e.Canceled[:0]
 }
 
-// Update sets what the owner knows of the world. HasWork and NextDue answer by it, and Load begins
+// Update sets the inputs between two groups. HasWork and NextDue answer by it, and Load begins
 // with it.
 func (s *State) Update(to Start) {
 	s.Instant, s.Format, s.Room, s.Tight, s.Wanted = to.Instant, to.Format, to.Room, to.Tight, to.Wanted
@@ -176,7 +176,7 @@ func (r *round) agreed() uint64 {
 	return r.Wall - min(r.Ahead, r.Wall)
 }
 
-// Clock returns what the clocks of the shard show.
+// Clock returns the clocks of the shard.
 func (r *round) Clock() store.Clock {
 	c := store.Clock{Wall: r.agreed(), Stamps: r.time(), Periods: r.periods.now, Sets: r.mint.sets}
 	if c.Wall == 0 {
@@ -192,7 +192,7 @@ func (s *State) tick(uptime uint64) {
 	s.Names.totals.today = uint32(s.mint.time / dayMillis)
 }
 
-// Refill reads the ready tasks into memory for which claims will ask next, as far as one pass goes.
+// Refill reads the ready tasks into memory that claims need next, as far as one pass goes.
 // It returns false if none are missing.
 // REQUIRES: the group is empty, so that disk has every task.
 func (s *State) Refill() bool {
@@ -254,8 +254,8 @@ func (s *State) forgetQueues() {
 }
 
 // forgetIdle drops from memory the lanes that have been idle longest, beyond those that may stay,
-// and reports the queues that are no longer needed. Its cost grows with what the group did, and
-// with doubtsAtOnce.
+// and reports the queues that are no longer needed. Its cost grows with the changes of the group,
+// and with doubtsAtOnce.
 // REQUIRES: the group is empty.
 func (s *State) forgetIdle() {
 	for idle := s.Names.ready.Idle(); idle != nil; idle = s.Names.ready.Idle() {
@@ -304,18 +304,3 @@ func (s *State) Share(t tenantTable, suspects suspectTable) {
 
 // Probe is for tests.
 func (s *State) Probe() Probe { return Probe{s} }
-
-// SetPlacement stores which node is to lead the shard, as somebody has decided; "": any.
-func (ml *mail) SetPlacement(node string) {
-	if ml.Placement = node; node == "" {
-		ml.Group.delete([]byte{keys.Placement})
-	} else {
-		ml.Group.set([]byte{keys.Placement}, []byte(node))
-	}
-}
-
-func (ml *mail) loadPlacement() error {
-	node, err := store.Lookup(ml.Store.DB(), []byte{keys.Placement})
-	ml.Placement = string(node)
-	return err
-}

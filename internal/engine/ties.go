@@ -104,8 +104,8 @@ func (ti *ties) endKey(id keys.ID, t *record.Ties, release uint8) {
 
 func mintedAt(id keys.ID) uint64 { return keys.SinceMillis(keys.SinceOf(keys.ID(id))) }
 
-// freeKeys looks at idempotency keys whose time has passed: those of ended tasks become free, the
-// others when their tasks end.
+// freeKeys looks at idempotency keys after their time: those of ended tasks become free, the others
+// when their tasks end.
 // REQUIRES: the group has ended no task.
 func (ti *ties) freeKeys() {
 	lower := keys.AppendFreed(nil, ti.nextFreed.at, ti.nextFreed.name)
