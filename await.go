@@ -85,18 +85,11 @@ func (n *node) await(ctx context.Context, id ID) (*engine.Outcome, error) {
 
 // catchUp waits until this node's replica has applied what its leader has now.
 func (n *node) catchUp(ctx context.Context, r *replica) error {
-	applied, err := n.appliedBy(ctx, r.index)
+	applied, err := (*leaders)(n).Applied(ctx, r.index)
 	if err != nil {
 		return err
 	}
 	return r.group.AwaitApplied(ctx, applied)
-}
-
-// appliedBy is the index of the last entry that the leader of a shard has applied.
-func (n *node) appliedBy(ctx context.Context, shard int) (uint64, error) {
-	op := &indexOp{completion: newCompletion(callIndex)}
-	err := n.queue.ask(ctx, shard, op)
-	return op.applied, err
 }
 
 // indexOp asks how far the leader has applied the log.

@@ -522,7 +522,7 @@ func (q *Queue) WaitReady(ctx context.Context) (err error) {
 // awaitLeader waits until a shard has a leader that this node can call.
 func (n *node) awaitLeader(ctx context.Context, shard int) error {
 	for why := error(nil); ; { // there was none, the last time
-		_, err := n.appliedBy(ctx, shard)
+		_, err := (*leaders)(n).Applied(ctx, shard)
 		if ctx.Err() != nil && err != nil && why != nil && !errors.Is(err, ErrNotLeader) {
 			return fmt.Errorf("%w: %w", err, why)
 		}

@@ -86,7 +86,9 @@ func (l *leaders) Change(ctx context.Context, shard int, how cluster.Change, p c
 }
 
 func (l *leaders) Applied(ctx context.Context, shard int) (uint64, error) {
-	return (*node)(l).appliedBy(ctx, shard)
+	op := &indexOp{completion: newCompletion(callIndex)}
+	err := l.queue.ask(ctx, shard, op)
+	return op.applied, err
 }
 
 func (l *leaders) Forget(ctx context.Context, shard int, name string) error {

@@ -256,8 +256,8 @@ var allZones = sync.OnceValues(func() (all zonesOf, err error) {
 	return all, nil
 })
 
-// TestPeriods: in every fourth zone (-long: every one), and every year to 9999, each period begins where the last one ends,
-// goes on, and has one offset.
+// TestPeriods: in every fourth zone (-long: every one), and every year to 9999, each period begins
+// where the last one ends, goes on, and has one offset.
 func TestPeriods(t *testing.T) {
 	t.Parallel()
 	all, err := allZones()
