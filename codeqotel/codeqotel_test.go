@@ -25,7 +25,7 @@ import (
 	"codeq/codeqtest"
 )
 
-// telemetry is what the exporters in memory have got.
+// telemetry has the output of the exporters in memory.
 type telemetry struct {
 	spans  *tracetest.InMemoryExporter
 	reader *metric.ManualReader
@@ -275,8 +275,8 @@ func TestDefaults(t *testing.T) {
 	require.True(t, worked)
 }
 
-// TestSameAsWrapped: what is produced in a span has the same value, the same error and the same
-// text as without it, and a trace that does not fit is left out.
+// TestSameAsWrapped: Produce in a span returns the same value and error as without it; a trace that
+// does not fit is left out.
 func TestSameAsWrapped(t *testing.T) {
 	q := codeqtest.Open(t, &codeq.Options{Limits: codeq.Limits{Headers: 70}})
 	o := observe(t, codeqotel.Options{})

@@ -280,8 +280,8 @@ func newDisk() *fullDisk {
 	return d
 }
 
-// TestNames: the first queues keep their names, and so do those of Options.Queues; what is of
-// others is summed up.
+// TestNames: the first queues, and those of Options.Queues, have their own labels; all others share
+// one.
 func TestNames(t *testing.T) {
 	watched(t, nil, codeq.Options{}, func(t *testing.T, q *codeqtest.Queue, c *codeqprom.Collector) {
 		var batch []codeq.Task
@@ -423,8 +423,7 @@ func TestNothingPrivate(t *testing.T) {
 	})
 }
 
-// TestClosed: a queue that is closed has no gauges, and nothing of it is an error; the counters go
-// on, with those of the queue that is opened next.
+// TestClosed: a closed queue has no gauges and no errors; the counters go on with the next queue.
 func TestClosed(t *testing.T) {
 	watched(t, &codeqprom.Options{ReportErrors: true}, codeq.Options{}, func(t *testing.T, q *codeqtest.Queue, c *codeqprom.Collector) {
 		produce(t, q.Queue, codeq.Task{Queue: "a"})
@@ -446,8 +445,8 @@ func TestClosed(t *testing.T) {
 	})
 }
 
-// TestUnanswered: a scrape does not wait longer than its Timeout; what does not answer is missing,
-// counted, and reported if that is wanted; it is asked once, however often it is scraped.
+// TestUnanswered: a scrape waits at most for its Timeout; a part without an answer is missing,
+// counted, and reported if ReportErrors is set; any number of scrapes makes one call.
 func TestUnanswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		disk := newDisk()

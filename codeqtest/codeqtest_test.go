@@ -94,8 +94,8 @@ func TestWorkLeavesWhatIsScheduled(t *testing.T) {
 	})
 }
 
-// TestWorkWaitsForHandlers: handlers that sleep are not cut short, and what they leave to be done
-// is done.
+// TestWorkWaitsForHandlers: sleeping handlers run to their end, and Work also runs their
+// follow-ups.
 func TestWorkWaitsForHandlers(t *testing.T) {
 	codeqtest.Test(t, nil, func(t *testing.T, q *codeqtest.Queue) {
 		start := time.Now()
@@ -175,8 +175,8 @@ func TestDrainWaitsForLeases(t *testing.T) {
 	})
 }
 
-// TestWorkLeavesWhatIsHeldBack: what a pause or a limit keeps from being claimed stays, and Work
-// does the rest.
+// TestWorkLeavesWhatIsHeldBack: tasks held back by a pause or a limit stay, and Work runs the
+// others.
 func TestWorkLeavesWhatIsHeldBack(t *testing.T) {
 	for name, tc := range map[string]struct {
 		set   codeq.Settings
@@ -343,8 +343,8 @@ func TestReopen(t *testing.T) {
 	})
 }
 
-// TestCrash: what was acknowledged is found at every durability that says so, and what the old
-// process does afterwards is not.
+// TestCrash: after a crash, acknowledged tasks are there at each durability that promises it, and
+// later changes by the old process are not.
 func TestCrash(t *testing.T) {
 	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk} {
 		t.Run(level.String(), func(t *testing.T) {

@@ -24,8 +24,7 @@ var posts = map[string]codeqweb.Access{
 	"cluster/transfer": codeqweb.Admin, "cluster/drain": codeqweb.Admin, "cluster/undrain": codeqweb.Admin,
 }
 
-// TestReadOnly: without Act and Admin nothing can be changed, whatever is called and with whichever
-// method; with the zero Options neither.
+// TestReadOnly: without Act and Admin, and with zero Options, no path and method changes anything.
 func TestReadOnly(t *testing.T) {
 	for name, opts := range map[string]*codeqweb.Options{"zero": nil, "read": as(codeqweb.Read), "payloads": as(codeqweb.Read | codeqweb.Payloads)} {
 		t.Run(name, func(t *testing.T) {
@@ -83,8 +82,8 @@ func TestBits(t *testing.T) {
 	require.Equal(t, "none", codeqweb.None.String())
 }
 
-// TestHiddenPayloads: payloads, results, headers, metadata are shown with their bit only, wherever
-// tasks are shown.
+// TestHiddenPayloads: all pages with tasks show payloads, results, headers and metadata only with
+// Payloads.
 func TestHiddenPayloads(t *testing.T) {
 	for _, access := range []codeqweb.Access{codeqweb.Read, codeqweb.All &^ codeqweb.Payloads, codeqweb.All} {
 		s := open(t, codeq.Options{Shards: 1}, as(access))
@@ -117,7 +116,7 @@ func TestHiddenPayloads(t *testing.T) {
 	}
 }
 
-// TestRedactAndFormat: what the application hides is nowhere, and payloads are shown as it says.
+// TestRedactAndFormat: redacted values appear nowhere, and payloads are shown by Format.
 func TestRedactAndFormat(t *testing.T) {
 	s, ids := loaded(t, &codeqweb.Options{
 		Access: func(*http.Request) codeqweb.Access { return codeqweb.All },
@@ -147,8 +146,8 @@ func TestRedactAndFormat(t *testing.T) {
 	require.Equal(t, `{"secret":"xyzzy"}`, string(s.task(ids["ready"]).Payload), "the task itself stays")
 }
 
-// TestHosts: a request by any name but those that are listed, and the loopback ones, is refused,
-// whatever it asks for: a page elsewhere cannot let its name lead here.
+// TestHosts: every request with a Host that is neither listed nor loopback is refused: a foreign
+// page cannot bind its name to this address.
 func TestHosts(t *testing.T) {
 	s := open(t, codeq.Options{}, &codeqweb.Options{Hosts: []string{"Jobs.Example.com", "ops.example.com:8443", "10.0.0.7", "[fd00::7]"}})
 	for host, ok := range map[string]bool{
@@ -178,8 +177,7 @@ func TestHosts(t *testing.T) {
 	}
 }
 
-// TestOrigins: a change that another site sends is refused; one of the page, or of a program, is
-// not.
+// TestOrigins: a change from another site is refused; one from the page or a program is not.
 func TestOrigins(t *testing.T) {
 	s := open(t, codeq.Options{}, as(codeqweb.All))
 	for _, c := range []struct {
@@ -235,7 +233,7 @@ func TestSecurityHeaders(t *testing.T) {
 	require.Contains(t, w.Header().Get("Content-Security-Policy"), "sandbox")
 }
 
-// TestPaths: no path leads to a file, or to anything but what is listed.
+// TestPaths: no path leads to a file, or to anything but the routes.
 func TestPaths(t *testing.T) {
 	s := open(t, codeq.Options{}, as(codeqweb.All))
 	for _, path := range []string{
@@ -261,7 +259,7 @@ func TestPaths(t *testing.T) {
 	}
 }
 
-// hostile are texts of strangers, with something of each that no page may contain.
+// hostile has untrusted texts, each with a part that no page may contain.
 var hostile = []struct{ text, never string }{
 	{`<script>alert(1)</script>`, "<script>alert"},
 	{`"><img src=x onerror=alert(1)>`, "<img"},
@@ -278,7 +276,7 @@ var hostile = []struct{ text, never string }{
 // nameOf is a text as a name, which is UTF-8.
 func nameOf(text string) string { return strings.ToValidUTF8(text[:min(len(text), 250)], "?") }
 
-// TestHostileTexts: names, errors and payloads of strangers are shown, and are no part of the page.
+// TestHostileTexts: untrusted names, errors and payloads are shown, and never become markup.
 func TestHostileTexts(t *testing.T) {
 	s := open(t, codeq.Options{Shards: 1}, as(codeqweb.All))
 	ids := make(map[string]codeq.ID)

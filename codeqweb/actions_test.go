@@ -19,7 +19,7 @@ import (
 	"codeq/codeqweb"
 )
 
-// TestTaskActions: what a page does to a task happens, and so does what a program asks for.
+// TestTaskActions: forms and JSON requests change tasks.
 func TestTaskActions(t *testing.T) {
 	ways := map[string]func(s *site, action string, id codeq.ID, pairs ...string) string{
 		"page": func(s *site, action string, id codeq.ID, pairs ...string) string {
@@ -129,8 +129,7 @@ func TestQueueActions(t *testing.T) {
 	}
 }
 
-// TestStaleSettings: a form changes what somebody has changed in it, leaves alone what it lacks,
-// and changes nothing back that somebody else has changed.
+// TestStaleSettings: a form changes its edited fields only, and does not undo a concurrent change.
 func TestStaleSettings(t *testing.T) {
 	s := open(t, codeq.Options{Shards: 1}, as(codeqweb.All))
 	configure := func(f func(*codeq.Settings)) { require.NoError(t, s.q.Configure(t.Context(), "a", f)) }
@@ -265,7 +264,7 @@ func TestWorkerActions(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, s.api(http.MethodPost, "workers/quiet?name=nobody", "", nil))
 }
 
-// TestBulk: a form counts first, and then changes what it has counted.
+// TestBulk: a form counts first, and then changes the counted tasks.
 func TestBulk(t *testing.T) {
 	s, ids := loaded(t, as(codeqweb.All))
 	require.Contains(t, s.get("/dead"), "user # is unknown")
@@ -333,8 +332,8 @@ func TestBulkJobs(t *testing.T) {
 	require.Equal(t, http.StatusServiceUnavailable, s.api(http.MethodPost, "bulk", `{"Action": "cancel", "States": ["ready"]}`, nil))
 }
 
-// TestSlowDryRun: the buttons of a change in bulk are in the part of its page that follows it: one
-// that is shown before the end has those of the end later.
+// TestSlowDryRun: the live part of a bulk page has the buttons: a page opened before the end gets
+// the final ones later.
 func TestSlowDryRun(t *testing.T) {
 	s := open(t, codeq.Options{Shards: 1}, as(codeqweb.All))
 	for range 3 {
@@ -351,7 +350,7 @@ func TestSlowDryRun(t *testing.T) {
 	require.NotContains(t, s.get("/bulk?id=2"), `id="stop"`)
 }
 
-// TestAudit: every change is told, with who made it, and what was refused is told to the hook only.
+// TestAudit: every change is audited with its user; refused ones only by the hook.
 func TestAudit(t *testing.T) {
 	var told []codeqweb.Entry
 	access := codeqweb.All
@@ -396,7 +395,7 @@ func TestAudit(t *testing.T) {
 	require.Equal(t, "1099", kept.Entries[0].Target)
 }
 
-// TestProduce: a program produces tasks, and is told which are duplicates.
+// TestProduce: a program produces tasks, and gets the duplicates.
 func TestProduce(t *testing.T) {
 	s := open(t, codeq.Options{Shards: 1}, as(codeqweb.All))
 	var made struct {
@@ -423,8 +422,8 @@ func TestProduce(t *testing.T) {
 	require.Equal(t, http.StatusRequestEntityTooLarge, s.do(r).Code)
 }
 
-// TestFarTimes: times of the year 9999 are shown, listed and taken wherever the machine is; those
-// that JSON could not write in UTC are refused.
+// TestFarTimes: times of the year 9999 are shown, listed and accepted in every local zone; times
+// that JSON cannot write in UTC are refused.
 func TestFarTimes(t *testing.T) {
 	s := open(t, codeq.Options{Shards: 1}, as(codeqweb.All))
 	var made struct{ IDs []codeq.ID }

@@ -16,7 +16,7 @@ import (
 	"codeq/codeqweb"
 )
 
-// TestUnreadAnswers: somebody who asks and does not read keeps nobody else from being answered.
+// TestUnreadAnswers: clients that do not read their answers do not block others.
 func TestUnreadAnswers(t *testing.T) {
 	s := open(t, codeq.Options{Shards: 1}, as(codeqweb.Read))
 	for range 100 {
@@ -57,8 +57,7 @@ func TestUnreadAnswers(t *testing.T) {
 	}
 }
 
-// TestRequestsOfUser: the bound of one user is not that of another one, and an answer that was
-// given counts no more.
+// TestRequestsOfUser: each user has a separate bound, and finished answers do not count.
 func TestRequestsOfUser(t *testing.T) {
 	hold, held := make(chan struct{}), make(chan struct{}, 100)
 	opts := as(codeqweb.All)
@@ -111,8 +110,8 @@ type unflushed struct {
 
 func (u unflushed) SetWriteDeadline(t time.Time) error { return u.d.SetWriteDeadline(t) }
 
-// TestLastWriteHasDeadline: what the server has still to send when the handler has returned has a
-// deadline, also for answers that a middleware keeps, and at the end of a stream.
+// TestLastWriteHasDeadline: the server's writes after the handler's return have a deadline, also
+// for answers buffered by a middleware, and at the end of a stream.
 func TestLastWriteHasDeadline(t *testing.T) {
 	s := open(t, codeq.Options{Shards: 1}, as(codeqweb.All))
 	d := &deadlines{ResponseRecorder: httptest.NewRecorder()}

@@ -13,8 +13,8 @@ import (
 	"codeq/codeqweb"
 )
 
-// TestAuditTargets: what was changed, or was to be, is told, also of a request that is denied, as
-// far as its URL says so.
+// TestAuditTargets: entries have the target of a change, also for a denied request if its URL has
+// it.
 func TestAuditTargets(t *testing.T) {
 	var told []codeqweb.Entry
 	for _, access := range []codeqweb.Access{codeqweb.All, codeqweb.Read} {
@@ -39,7 +39,7 @@ func TestAuditTargets(t *testing.T) {
 	require.Equal(t, "schedule/trigger nightly queue z", got[3])
 }
 
-// TestAuditIsSmall: entries do not keep the requests of which they tell.
+// TestAuditIsSmall: entries do not keep their requests in memory.
 func TestAuditIsSmall(t *testing.T) {
 	s := open(t, codeq.Options{}, as(codeqweb.All))
 	heap := func() uint64 {
@@ -58,8 +58,8 @@ func TestAuditIsSmall(t *testing.T) {
 	require.Less(t, int64(heap()-before), int64(10<<20))
 }
 
-// TestUserCodePanics: a function of the application that panics, or ends its goroutine, takes
-// nothing with it: what it was told is done, and what it was to hide is not shown.
+// TestUserCodePanics: a function of the application that panics or calls Goexit does no harm: its
+// change is done, and tasks that it should redact are not shown.
 func TestUserCodePanics(t *testing.T) {
 	exits := false
 	opts := as(codeqweb.All)

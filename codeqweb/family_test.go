@@ -14,8 +14,8 @@ import (
 	"codeq"
 )
 
-// TestChildCache: children that take long to find are looked for again only after a pause, for
-// each task, by one search at a time.
+// TestChildCache: a slow search for a task's children is repeated only after a pause, and one
+// search runs at a time.
 func TestChildCache(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newChildCache()
@@ -76,7 +76,7 @@ func TestChildCache(t *testing.T) {
 	})
 }
 
-// TestChildCacheIsBounded: a cache keeps what was found for so many tasks.
+// TestChildCacheIsBounded: a cache keeps the children of childrenKept tasks.
 func TestChildCacheIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newChildCache()

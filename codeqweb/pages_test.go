@@ -12,7 +12,7 @@ import (
 	"codeq/codeqweb"
 )
 
-// TestPages: every screen is shown, to those who may do all, and to those who may only look.
+// TestPages: every screen is shown, with all rights and with Read only.
 func TestPages(t *testing.T) {
 	for _, access := range []codeqweb.Access{codeqweb.All, codeqweb.Read} {
 		t.Run(access.String(), func(t *testing.T) {
@@ -58,8 +58,7 @@ func TestFreeDisk(t *testing.T) {
 	require.Contains(t, open(t, codeq.Options{MinFreeBytes: 1 << 60}, nil).get("/"), fmt.Sprintf(tile, "bad", "1.0 EiB"))
 }
 
-// TestTenants: the tenants of a queue that wait, or have a weight, are listed by how many tasks of
-// theirs wait.
+// TestTenants: tenants with waiting tasks or a weight are listed, by the number of waiting tasks.
 func TestTenants(t *testing.T) {
 	s := open(t, codeq.Options{}, nil)
 	ctx := t.Context()

@@ -21,8 +21,8 @@ func info(name string, produced, completed, dead uint64) codeq.QueueInfo {
 	}
 }
 
-// TestSamples: rates are those since the sample before; what a queue has done before it was seen is
-// not counted, nor are totals that begin again.
+// TestSamples: rates count from the previous sample; the first totals of a queue, and reset totals,
+// do not count.
 func TestSamples(t *testing.T) {
 	first := newSample([]codeq.QueueInfo{info("a", 100, 90, 1), info("c", 5, 0, 0)}, &sample{}, time.Unix(2000, 0))
 	second := newSample([]codeq.QueueInfo{info("a", 120, 100, 2), info("b", 1000, 0, 0), info("c", 2, 0, 0)}, first, time.Unix(2010, 0))
@@ -110,7 +110,7 @@ func TestSamplerMemory(t *testing.T) {
 	runtime.KeepAlive(s)
 }
 
-// TestVisible: what is not seen is shown.
+// TestVisible: invisible characters become escapes.
 func TestVisible(t *testing.T) {
 	for text, want := range map[string]string{
 		"plain":                   "plain",

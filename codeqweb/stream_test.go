@@ -154,7 +154,7 @@ func requireNone(t *testing.T, names ...string) {
 	}, 10*time.Second, 10*time.Millisecond)
 }
 
-// TestEvents: a program hears of the changes that it asks for.
+// TestEvents: a program gets the events of its filter.
 func TestEvents(t *testing.T) {
 	s := open(t, codeq.Options{}, &codeqweb.Options{Redact: func(t *codeq.TaskInfo) { t.LastError = strings.ReplaceAll(t.LastError, "secret", "***") }})
 	server := httptest.NewServer(s.d)
@@ -173,7 +173,7 @@ func TestEvents(t *testing.T) {
 	require.Equal(t, http.StatusBadRequest, s.do(request(http.MethodGet, "/api/v1/events?kind=nonsense", nil)).Code)
 }
 
-// TestEventsHideNotes: notes of progress are shown to those who see payloads, and redacted.
+// TestEventsHideNotes: notes of progress are shown with Payloads only, and redacted.
 func TestEventsHideNotes(t *testing.T) {
 	for access, note := range map[codeqweb.Access]string{codeqweb.Read: "", codeqweb.Read | codeqweb.Payloads: "***"} {
 		opts := as(access)
@@ -193,8 +193,7 @@ func TestEventsHideNotes(t *testing.T) {
 	}
 }
 
-// TestManyStreams: there are 256 streams, whatever number is asked for; the others are refused at
-// once, and when one ends there is room.
+// TestManyStreams: there are at most 256 streams; further ones are refused at once, until one ends.
 func TestManyStreams(t *testing.T) {
 	s := open(t, codeq.Options{}, &codeqweb.Options{User: func(r *http.Request) string { return r.Header.Get("X-User") }})
 	server := httptest.NewServer(s.d)
@@ -247,7 +246,7 @@ func TestManyStreams(t *testing.T) {
 	}, 20*time.Second, 50*time.Millisecond)
 }
 
-// TestSlowReader: one who does not read delays neither the others nor the sampler, and is
+// TestSlowReader: a client that does not read delays neither others nor the sampler, and is
 // disconnected.
 func TestSlowReader(t *testing.T) {
 	s := open(t, codeq.Options{}, nil)

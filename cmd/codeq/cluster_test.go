@@ -23,7 +23,7 @@ func node(t *testing.T, dir, name string, listener net.Listener, peers ...codeq.
 	return q
 }
 
-// TestCluster: the members of a cluster, and who leads, are changed beside one of its nodes.
+// TestCluster: the command changes members and leaders of a cluster by the process of one node.
 func TestCluster(t *testing.T) {
 	listen := func() (net.Listener, codeq.Peer) {
 		l, err := net.Listen("tcp", "127.0.0.1:0")

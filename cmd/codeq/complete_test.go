@@ -9,8 +9,7 @@ import (
 	"codeq"
 )
 
-// TestCompletion: shells are offered verbs, flags, and those names of queues that no shell
-// evaluates.
+// TestCompletion: completions are verbs, flags, and names of queues that no shell evaluates.
 func TestCompletion(t *testing.T) {
 	dir := newQueue(t, func(_ context.Context, q *codeq.Queue) {
 		for _, name := range []string{"mail", "a-b.c_1", "$(reboot)", "`x`", "a b", "-rf", "x:y", hostile, "日本"} {

@@ -112,7 +112,7 @@ func TestCredentials(t *testing.T) {
 	require.Contains(t, r.err, "redirects")
 }
 
-// TestNoDashboard: what answers, or does not, is told apart by the exit code.
+// TestNoDashboard: the exit code distinguishes other servers, errors and silence.
 func TestNoDashboard(t *testing.T) {
 	status, kind, text := 0, "text/html", "<h1>\x1b[31mlog in</h1>"
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

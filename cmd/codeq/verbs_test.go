@@ -202,7 +202,7 @@ func TestChanges(t *testing.T) {
 	})
 }
 
-// TestChangeEnds: a change that is interrupted tells where another call goes on.
+// TestChangeEnds: an interrupted change writes the cursor for the next call.
 func TestChangeEnds(t *testing.T) {
 	const n = 2000
 	fill := func(ctx context.Context, q *codeq.Queue) {
@@ -257,7 +257,7 @@ func TestSettings(t *testing.T) {
 	})
 }
 
-// TestDelete: a queue that nobody uses is removed, and any other refused.
+// TestDelete: an unused queue is removed, any other is refused.
 func TestDelete(t *testing.T) {
 	everywhere(t, fillMixed(t), func(t *testing.T, at ...string) {
 		r := call(t, with(at, "delete", "mail")...)
@@ -423,7 +423,7 @@ func TestBench(t *testing.T) {
 	}
 }
 
-// TestMisuse: what cannot be done says why, by its exit code too.
+// TestMisuse: errors of use have clear texts and exit codes.
 func TestMisuse(t *testing.T) {
 	dir := newQueue(t, nil)
 	for _, c := range []struct {
@@ -534,7 +534,7 @@ func TestApplicationDecides(t *testing.T) {
 	}
 }
 
-// TestKilled: of a process that was killed, what it has left is shown, and said to be that.
+// TestKilled: the state left by a killed process is shown and marked.
 func TestKilled(t *testing.T) {
 	dir := killedQueue(t)
 	r := call(t, "-dir", dir, "info")
