@@ -183,7 +183,8 @@ func (op *readOp) readView(v *view) {
 func viewOf(s *shard) *view {
 	r := s.replica
 	r.mu.RLock() // does not block: before the store is closed, the owner has ended
-	v := newView(r, s.rules.Store.DB().NewSnapshot())
+	snap := s.rules.Store.DB().NewSnapshot()
+	v := &view{Snapshot: store.NewSnapshot(snap), replica: r, snap: snap}
 	v.Leases = make(map[keys.ID]store.Lease)
 	return v
 }
@@ -280,10 +281,6 @@ type view struct {
 	*store.Snapshot
 	replica *replica
 	snap    *pebble.Snapshot
-}
-
-func newView(r *replica, snap *pebble.Snapshot) *view {
-	return &view{Snapshot: store.NewSnapshot(snap), replica: r, snap: snap}
 }
 
 func (v *view) close() {

@@ -42,13 +42,12 @@ func (q *Queue) Produce(ctx context.Context, t Task) (_ ID, err error) {
 	op := q.produceOp()
 	op.tasks = append(op.tasks, prepare(&t, nil))
 	var cost call.BatchCost
-	if err := cost.Add(&op.tasks[0], q.opts.Limits.ofCommit()); err != nil {
+	if err = cost.Add(&op.tasks[0], q.opts.Limits.ofCommit()); err == nil {
+		err = q.checkParents(ctx, "", op.tasks)
+	}
+	if err != nil {
 		q.recycleProduce(op)
 		return ID{}, translated(err)
-	}
-	if err := q.checkParents(ctx, "", op.tasks); err != nil {
-		q.recycleProduce(op)
-		return ID{}, err
 	}
 	shard, bound := op.tasks[0].Home(len(q.replicas))
 	if !bound {
@@ -98,11 +97,10 @@ func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) (_ []ID, err err
 		return nil, nil
 	}
 	op := q.produceOp()
-	if op.tasks, err = q.prepareBatch("ProduceBatch", tasks, op.tasks); err != nil {
-		q.recycleProduce(op)
-		return nil, err
+	if op.tasks, err = q.prepareBatch("ProduceBatch", tasks, op.tasks); err == nil {
+		err = q.checkParents(ctx, "ProduceBatch", op.tasks)
 	}
-	if err := q.checkParents(ctx, "ProduceBatch", op.tasks); err != nil {
+	if err != nil {
 		q.recycleProduce(op)
 		return nil, err
 	}
