@@ -140,7 +140,7 @@ func (s *shard) resolve() {
 
 // note completes what the rules need to know for the next group.
 func (s *shard) note() {
-	s.start.Reap = s.reapable()
+	s.start.Reap = s.clock.Reapable(s.undecided.cursor < len(s.undecided.taken))
 	s.start.Wanted = s.rules.Mail.Interested
 	if s.node == nil {
 		s.start.Wanted = s.hub.Wanted() | engine.WantCancels

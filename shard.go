@@ -348,16 +348,11 @@ func (s *shard) tick() {
 	at := s.inbox.Now()
 	to := &s.start
 	to.Now = s.clock.Tick(at, !s.rules.HasRoom(engine.RoomScarce))
-	to.Uptime, to.Wall, to.Reap = at, wallMillis(s.opts), s.reapable()
+	to.Uptime, to.Wall, to.Reap = at, wallMillis(s.opts), s.clock.Reapable(s.undecided.cursor < len(s.undecided.taken))
 	if to.Format = manifest.Format; s.node != nil {
 		to.Format, to.Ahead = s.replica.group.Format(), s.replica.group.LeaderAhead(to.Wall)
 	}
 	s.rules.Update(*to)
-}
-
-// reapable returns the latest expiry of the leases that may be taken back.
-func (s *shard) reapable() uint64 {
-	return s.clock.Reapable(s.undecided.cursor < len(s.undecided.taken))
 }
 
 func wallMillis(o *Options) uint64 { return uint64(max(o.private.Wall().UnixMilli(), 0)) }

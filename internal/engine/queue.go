@@ -58,8 +58,8 @@ func (ns *names) noteTouched() {
 	}
 }
 
-// Queue holds the memory of the rules about a queue. The owner knows by handle which claims wait for its
-// tasks, and what limits claims.
+// Queue holds the memory of the rules about a queue. By its handle the owner finds the claims that
+// wait for its tasks, and the limits of claims.
 type Queue struct {
 	Name    string
 	Handle  int                 // a small number among the queues in memory

@@ -110,7 +110,8 @@ func (r *round) free(q *Queue) {
 	}
 }
 
-// Seal adds to the group the changes that were collected beside it. Nothing is decided any more until Tidy.
+// Seal adds to the group the changes that were collected beside it. Nothing is decided any more
+// until Tidy.
 func (s *State) Seal() {
 	s.closeReaders()
 	for _, m := range s.Ties.caches() {

@@ -114,7 +114,7 @@ func TestStateIsSmall(t *testing.T) {
 	require.LessOrEqual(t, methods, 101, "methods of State")
 	require.LessOrEqual(t, len(own), 14, "%v", own)
 	require.LessOrEqual(t, len(files), 42, "files of engine, without checkers")
-	require.LessOrEqual(t, lines, 10417, "lines of engine, without checkers")
+	require.LessOrEqual(t, lines, 10418, "lines of engine, without checkers")
 	written := func(e ast.Expr) bool {
 		sel, ok := e.(*ast.SelectorExpr)
 		if !ok || !fields[sel.Sel.Name] {
