@@ -455,7 +455,7 @@ func ParseID(s string) (ID, error) {
 
 // Time returns when the task was produced, to the millisecond, by the clock of its shard.
 func (id ID) Time() time.Time {
-	return msTime(keys.SinceMillis(keys.SinceOf(id)))
+	return msTime(keys.MintedAt(keys.ID(id)))
 }
 
 // shard returns the number of the ID's shard.

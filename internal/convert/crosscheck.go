@@ -110,7 +110,7 @@ func (c *crosscheck) run(differ bool) error {
 	return nil
 }
 
-// report notes a contradiction, for which the store of a shard is changed.
+// report notes a contradiction. Reconcile changes the store of the shard.
 func (c *crosscheck) report(shard int, format string, args ...any) {
 	if c.fixes != nil {
 		c.corrected++

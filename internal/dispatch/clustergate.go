@@ -369,7 +369,7 @@ func (a *PermitAllocator) askShards() {
 	}
 }
 
-// Answered takes the report for which a shard was asked, or the error that ended the question.
+// Answered takes a shard's answer to Ask, or the error that ended the question.
 func (a *PermitAllocator) Answered(shard int, r *permits.Report, err error) {
 	if a.queue.allocator != a {
 		return

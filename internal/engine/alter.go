@@ -109,7 +109,7 @@ func (s *State) redrive(at *located) error {
 			return &Duplicate{Key: at.rec.UniqueKey, ID: holder}
 		}
 		if !taken {
-			s.Ties.takeKeyFrom(at.id, &at.rec.Ties, mintedAt(at.id))
+			s.Ties.takeKeyFrom(at.id, &at.rec.Ties, keys.MintedAt(at.id))
 		}
 		at.rec.Flags |= record.HoldsKey
 	}

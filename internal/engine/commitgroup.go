@@ -157,6 +157,13 @@ func (g *commitGroup) flushTasks() {
 	g.tasks, g.taskBytes, g.checked, g.scattered = g.tasks[:0], 0, 0, false
 }
 
+// assertEmpty: the group has no entries, so that disk has every task.
+func (g *commitGroup) assertEmpty() {
+	if base.Invariants && g.Entries() > 0 {
+		base.Violated("the group has %d entries before it begins", g.Entries())
+	}
+}
+
 // assertCounts: no count of the queue is negative.
 func (q *Queue) assertCounts() {
 	c := &q.Counts
@@ -227,6 +234,9 @@ func (g *commitGroup) seal(clock uint64, db *pebble.DB) {
 	for _, r := range g.granted {
 		if r.live == 0 { // all its leases were replaced within the group
 			continue
+		}
+		if base.Invariants && r.live < 0 {
+			base.Violated("lease record %x has %d leases", r.seq, r.live)
 		}
 		op := g.Batch.SetDeferred(keys.LeaseLen, len(r.value))
 		keys.PutLease(op.Key, r.seq)

@@ -120,6 +120,9 @@ func (t *leaseTable) reserve(n int) {
 
 // add puts a lease into the table. deadline is by the shard's clock of leases.
 func (t *leaseTable) add(l *lease, deadline uint64) {
+	if base.Invariants && (t.byID[l.id] != nil || l.record == nil || l.record.live <= 0) {
+		base.Violated("task %s gets a second lease, or one without a record: %+v", keys.FormatID(l.id), l.record)
+	}
 	l.expiry.Value = l
 	t.byID[l.id] = l
 	l.lane.tasks.Lease(l.since)
@@ -131,6 +134,9 @@ func (t *leaseTable) add(l *lease, deadline uint64) {
 // remove takes a lease out of the table, not out of its lane. It stays readable until the next call
 // of newLease.
 func (t *leaseTable) remove(l *lease) {
+	if base.Invariants && t.byID[l.id] != l {
+		base.Violated("a lease of task %s ends that is not in the table", keys.FormatID(l.id))
+	}
 	delete(t.byID, l.id)
 	t.copies -= len(l.copied)
 	if moved, ok := t.all.Remove(int(l.slot)); ok {

@@ -59,6 +59,9 @@ func (s *State) locate(id keys.ID) (*located, error) {
 // locateUnended finds an unended task by its ID.
 // REQUIRES: the task is not moving.
 func (s *State) locateUnended(id keys.ID) (*located, error) {
+	if base.Invariants && s.Leases.isMoving(id) {
+		base.Violated("task %s is moving", keys.FormatID(id))
+	}
 	at := &located{id: id}
 	if ls := s.Leases.byID[id]; ls != nil {
 		rec, err := s.Leases.recordOf(ls)
@@ -71,7 +74,7 @@ func (s *State) locateUnended(id keys.ID) (*located, error) {
 	}
 	if t := s.Group.find(id); t != nil {
 		at.state, at.lane, at.place = StateIn(t.place.Range), t.lane, t.place
-		at.indexed = t.place.Range != keys.Task || !isFirstPlace(t.lane, t.place.At, id)
+		at.indexed = t.place.IsIndexed(id)
 		s.countPending(at)
 		return at, at.decodeRecord(t.rec)
 	}

@@ -4,6 +4,7 @@ import (
 	"math"
 	"math/rand/v2"
 
+	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/store"
 )
@@ -54,6 +55,9 @@ func (m *minter) tick(wall, now uint64) {
 		m.time, m.read = expected-passed%2, now-passed%2
 	default:
 		m.time, m.read = expected, now
+	}
+	if base.Invariants && m.time < before.time {
+		base.Violated("the time of a shard goes back from %d to %d", before.time, m.time)
 	}
 	m.lead = m.time - min(wall, m.time)
 	if wall != 0 && before.time != 0 {

@@ -175,6 +175,9 @@ func (s *State) giveTurn(q *Queue, scope uint64) error {
 // tellChildren is called when a task with children ends.
 // REQUIRES: the group has not added children to the task.
 func (s *State) tellChildren(parent keys.ID, state TaskState) {
+	if base.Invariants && s.Group.hasChildren(parent) {
+		base.Violated("task %s ends in the group that has added children to it", keys.FormatID(parent))
+	}
 	left := TellAtOnce
 	_, all := s.tellFrom(keys.AppendDependent(nil, parent, keys.ID{})[:1+keys.IDLen], parent, state, func() bool {
 		left--

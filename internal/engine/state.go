@@ -164,6 +164,7 @@ func (s *State) Update(to Start) {
 
 // Begin begins a group. REQUIRES: the last one has persisted.
 func (s *State) Begin(start Start) {
+	s.Group.assertEmpty()
 	s.Update(start)
 	s.begun++
 	s.Names.ready.Begin(s.Now, s.Uptime)
@@ -197,6 +198,7 @@ func (s *State) tick(uptime uint64) {
 // It returns false if none are missing.
 // REQUIRES: the group is empty, so that disk has every task.
 func (s *State) Refill() bool {
+	s.Group.assertEmpty()
 	if !s.Names.ready.WantsRefill() {
 		return false
 	}

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/store"
@@ -66,7 +67,7 @@ func (ti *ties) takeKeyFrom(id keys.ID, t *record.Ties, from uint64) {
 	v := keys.UniqueValue{ID: id}
 	if t.UniqueFor != 0 { // freeKeys looks at it once its time has passed, even if that is now
 		ti.periods.made = true
-		v.Until = keys.Later(max(from, mintedAt(id)), t.UniqueFor)
+		v.Until = keys.KeyUntil(id, from, t.UniqueFor)
 		ti.scratch = keys.AppendFreed(ti.scratch[:0], v.Until, t.Unique)
 		ti.Group.set(ti.scratch, nil)
 		ti.nextFreed.lower(v.Until, t.Unique)
@@ -86,7 +87,7 @@ func (ti *ties) freeKey(hash [keys.UniqueLen]byte, v keys.UniqueValue) {
 // key's time there is nothing to do, unless the end releases the key: freeKeys will find that the
 // task has ended.
 func (ti *ties) endKey(id keys.ID, t *record.Ties, release uint8) {
-	if t.Flags&release == 0 && t.UniqueFor != 0 && keys.Later(mintedAt(id), t.UniqueFor) > ti.periods.now {
+	if t.Flags&release == 0 && t.UniqueFor != 0 && keys.KeyUntil(id, 0, t.UniqueFor) > ti.periods.now {
 		return
 	}
 	if t.Flags&record.HoldsKey != 0 && t.UniqueFor == 0 {
@@ -101,8 +102,6 @@ func (ti *ties) endKey(id keys.ID, t *record.Ties, release uint8) {
 		ti.freeKey(t.Unique, v)
 	}
 }
-
-func mintedAt(id keys.ID) uint64 { return keys.SinceMillis(keys.SinceOf(keys.ID(id))) }
 
 // freeKeys looks at idempotency keys after their time: those of ended tasks become free, the others
 // when their tasks end.
@@ -147,10 +146,13 @@ func (ti *ties) freeKeys() {
 func (ti *ties) freeKeysIsDue() bool { return ti.past(ti.nextFreed.at) }
 
 // lives reports whether a task has not ended.
-// REQUIRES: disk has the latest state of the task.
+// REQUIRES: the group has not ended the task.
 func (le *leases) lives(id keys.ID) (bool, error) {
 	if le.byID[id] != nil {
 		return true, nil
+	}
+	if base.Invariants && le.Group.hasChanged(id) && le.Group.find(id) == nil {
+		base.Violated("the group has ended task %s, which is on disk", keys.FormatID(id))
 	}
 	p, indexed, err := store.PlaceOf(le.Store.DB(), id)
 	if err != nil || indexed {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 
+	"codeq/internal/base"
 	"codeq/internal/keys"
 )
 
@@ -106,6 +107,9 @@ func (ti *ties) wakeIsDue() bool { return ti.wakeups.onDisk || len(ti.wakeups.or
 // blockedIn returns a task that waits in a scope; nil: it does not.
 // REQUIRES: the group has not changed the task.
 func (ti *ties) blockedIn(q *Queue, scope uint64, id keys.ID) (*located, error) {
+	if base.Invariants && ti.Group.hasChanged(id) {
+		base.Violated("the group has changed task %s, which is read from disk", keys.FormatID(id))
+	}
 	value, err := ti.blocked.read(ti.round, keys.AppendGrouped(nil, keys.Blocked, q.Number, scope, id))
 	if value == nil || err != nil {
 		return nil, err

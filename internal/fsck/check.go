@@ -652,7 +652,7 @@ func (c *checker) finish() {
 		if st.ended() {
 			continue
 		}
-		if first := keys.FirstPlace(keys.LaneOf(id), id); st.Place != first && !c.indexed[id] {
+		if st.IsIndexed(keys.ID(id)) && !c.indexed[id] {
 			c.report("task %s at %+v has no index entry", id, st.Place)
 		}
 		if st.Flags&record.HoldsKey != 0 && !st.keyed {

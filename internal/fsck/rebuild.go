@@ -112,7 +112,7 @@ func (b *rebuilder) copyRecords() error {
 		}
 	}
 	for id, t := range b.tasks {
-		if first := keys.FirstPlace(keys.LaneOf(id), id); !t.ended() && t.Place != first {
+		if t.IsIndexed(keys.ID(id)) {
 			b.set(keys.AppendByID(nil, keys.Index, id), t.Append(nil))
 		}
 	}
@@ -126,7 +126,7 @@ func (b *rebuilder) rewrite(id taskID, t *rebuiltTask, change func(*record.Recor
 	if err != nil {
 		return err
 	}
-	_, stored, _, err := store.SplitValue(t.Place, value)
+	lane, stored, ended, err := store.SplitValue(t.Place, value)
 	if err != nil {
 		return err
 	}
@@ -135,7 +135,7 @@ func (b *rebuilder) rewrite(id taskID, t *rebuiltTask, change func(*record.Recor
 		return err
 	}
 	change(&rec)
-	b.set(key, append(value[:len(value)-len(stored):len(value)-len(stored)], rec.Encode()...))
+	b.set(key, store.JoinValue(t.Place, lane, &rec, ended))
 	return nil
 }
 
@@ -242,7 +242,7 @@ func (b *rebuilder) copyLeases() error {
 		for i := range entries {
 			e := &entries[i]
 			t := b.tasks[e.ID]
-			if t == nil || t.Place != (keys.Place{Range: keys.Task, Group: e.Lane, At: e.Since}) || t.Leases+1 != e.Leases {
+			if t == nil || t.Place != (keys.Place{Range: keys.Task, Group: e.Lane, At: e.Since}) || !store.IsLeaseOf(e, &t.Head) {
 				continue
 			}
 			valid, t.state = true, leased

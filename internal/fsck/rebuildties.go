@@ -42,7 +42,7 @@ func (b *rebuilder) rebuildUnique() error {
 			holders[t.Unique] = id
 			v := keys.UniqueValue{ID: keys.ID(id)}
 			if t.UniqueFor != 0 {
-				v.Until = keys.Later(keys.SinceMillis(keys.SinceOf(id)), t.UniqueFor)
+				v.Until = keys.KeyUntil(keys.ID(id), 0, t.UniqueFor)
 				b.set(keys.AppendFreed(nil, v.Until, t.Unique), nil)
 			}
 			b.set(keys.AppendHashed(nil, t.Unique), v.Append(nil))

@@ -129,6 +129,9 @@ func IsFirstPlace(since uint64) bool { return since&kindMask == kindFirst }
 // SinceMillis returns the time in a since, in milliseconds.
 func SinceMillis(since uint64) uint64 { return since >> 16 }
 
+// MintedAt returns the time in an ID, by the clock of its shard, ms.
+func MintedAt(id ID) uint64 { return SinceMillis(SinceOf(id)) }
+
 // TaskLen returns the length of a task key.
 func TaskLen(since uint64) int {
 	if IsFirstPlace(since) {

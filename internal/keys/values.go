@@ -309,6 +309,10 @@ func FirstPlace(lane uint32, id ID) Place {
 	return Place{Range: Task, Group: lane, At: SinceOf(id)}
 }
 
+// IsIndexed reports whether a task at the place has an entry in the range Index: unended ones have,
+// unless they lie in their first place.
+func (p Place) IsIndexed(id ID) bool { return !Ended(p.Range) && p != FirstPlace(LaneOf(id), id) }
+
 // AppendKey appends the key of the task's record.
 func (p Place) AppendKey(dst []byte, id ID) []byte {
 	switch p.Range {
@@ -369,6 +373,10 @@ type UniqueValue struct {
 var Gone = ID{6: 0x70, 8: 0x80}
 
 const uniqueValueLen = IDLen + 8
+
+// KeyUntil returns the end of a period for which a task has an idempotency key, ms. The period
+// begins at from, but not before the task was produced.
+func KeyUntil(id ID, from, period uint64) uint64 { return Later(max(from, MintedAt(id)), period) }
 
 // Append appends the encoded value.
 func (v UniqueValue) Append(dst []byte) []byte {

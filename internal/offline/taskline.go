@@ -179,13 +179,7 @@ func (t *taskLine) checkPlace(p keys.Place) error {
 
 // value returns the value at the place of a task.
 func (t *taskLine) value(p keys.Place, lane uint32, rec *record.Record) []byte {
-	switch {
-	case p.Range == keys.Task:
-		return rec.Encode()
-	case keys.Ended(p.Range):
-		return rec.Append(keys.EndedValue{Lane: lane, At: t.EndedAt, Result: t.Result}.Append(nil))
-	}
-	return rec.Append(keys.AppendLaneNumber(nil, lane))
+	return store.JoinValue(p, lane, rec, keys.EndedValue{At: t.EndedAt, Result: t.Result})
 }
 
 // leaseOf returns the portable form of a lease.

@@ -21,7 +21,7 @@ func (t *Task) Stamp() uint64 {
 	case t.Range == keys.Scheduled:
 		return t.At
 	case t.Range == keys.Blocked:
-		return keys.SinceMillis(keys.SinceOf(t.ID))
+		return keys.MintedAt(t.ID)
 	}
 	return t.Ended.At
 }

@@ -67,8 +67,12 @@ func headIfValid(e *keys.LeaseEntry, rec []byte) (*record.Head, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: task %s: %w", base.ErrCorrupt, keys.FormatID(e.ID), err)
 	}
-	if head.Leases+1 != e.Leases {
+	if !IsLeaseOf(e, &head) {
 		return nil, nil
 	}
 	return &head, nil
 }
+
+// IsLeaseOf reports whether a lease entry is of the lease that comes after those that a record
+// counts, and so in force.
+func IsLeaseOf(e *keys.LeaseEntry, head *record.Head) bool { return head.Leases+1 == e.Leases }

@@ -8,6 +8,7 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
+	"codeq/internal/record"
 )
 
 // PlaceOf finds the place of the record of an unended task: where the index says, or else its first
@@ -25,6 +26,18 @@ func PlaceOf(r pebble.Reader, id keys.ID) (p keys.Place, indexed bool, err error
 		return p, true, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 	}
 	return p, true, nil
+}
+
+// JoinValue returns the value of a task by its range; ended is for the ranges of ended tasks.
+func JoinValue(p keys.Place, lane uint32, rec *record.Record, ended keys.EndedValue) []byte {
+	switch p.Range {
+	case keys.Task:
+		return rec.Encode()
+	case keys.Scheduled, keys.Blocked:
+		return rec.Append(keys.AppendLaneNumber(nil, lane))
+	}
+	ended.Lane = lane
+	return rec.Append(ended.Append(nil))
 }
 
 // SplitValue splits the value of a task by its range.

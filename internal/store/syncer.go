@@ -56,7 +56,7 @@ func (st *Store) startSyncer(sync func() error) {
 		OnPanic(func() { st.latch.Fail(errSyncPanic) })
 }
 
-// nextSync takes what is to be done after the next sync.
+// nextSync takes the calls to make after the next sync.
 func (st *Store) nextSync() (piece func(), wait time.Duration) {
 	s := &st.syncer
 	if s.stopped || s.after == nil || st.latch.Err() != nil {
@@ -68,7 +68,7 @@ func (st *Store) nextSync() (piece func(), wait time.Duration) {
 	after := s.after
 	s.after = nil
 	return func() {
-		if err := s.sync(); err != nil { // what was written before may be lost, and a later sync would not tell
+		if err := s.sync(); err != nil { // earlier writes may be lost, and no later sync tells
 			st.latch.Fail(err)
 			return
 		}
