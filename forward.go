@@ -175,7 +175,7 @@ func (n *node) produce(ctx context.Context, shard int, op *produceOp) (settled b
 		if settled, err = n.doNumbered(ctx, shard, calls, op); err == nil || !settled {
 			return settled, err
 		}
-		var over *engine.LifeOverError
+		var over *engine.IncarnationOverError
 		if !errors.As(err, &over) {
 			return true, err
 		}

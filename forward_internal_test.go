@@ -44,7 +44,7 @@ func sampleCalls() map[string]request {
 	return map[string]request{
 		"produce": &produceOp{completion: newCompletion(callProduce),
 			tasks: []engine.NewTask{task, tied}, Produced: engine.Produced{IDs: []keys.ID{id(1), id(2)}, Duplicates: []int{1}},
-			call: engine.CallNumber{Node: "caller", Life: 7, Seq: 8, Low: 3},
+			call: engine.CallNumber{Node: "caller", Incarnation: 7, Seq: 8, Low: 3},
 		},
 		"claim": &claimOp{completion: newCompletion(callClaim), Claim: dispatch.Claim{
 			Queues: []string{"a", "b"}, Weights: []int{1, 2}, Duration: 30_000, Max: 5, NoWait: true, Holder: engine.Holder{Local: true, Worker: "w"}, Remote: true,
@@ -76,7 +76,7 @@ func sampleCalls() map[string]request {
 		"alterMany": rule(callAlterMany, &call.AlterMany{BulkAlteration: engine.BulkAlteration{IDs: []keys.ID{id(1), id(2)}, How: engine.AlterMove, States: engine.SetOf(engine.Ready), AlterTo: engine.AlterTo{Queue: "b"}, N: 1, Failed: 1}}),
 		"use":       &readOp{completion: newCompletion(callUse), queue: "a", use: listing.Use{Counts: keys.Counts{Ready: 1}, Keys: 2, Claims: 3}},
 		"index":     &indexOp{completion: newCompletion(callIndex), applied: 12},
-		"interest":  &interestOp{completion: newCompletion(callInterest), node: "n", wants: keys.InterestValue{Kinds: uint64(allKinds), Life: 2, Number: 3}, gone: true},
+		"interest":  &interestOp{completion: newCompletion(callInterest), node: "n", wants: keys.InterestValue{Kinds: uint64(allKinds), Incarnation: 2, Number: 3}, gone: true},
 		"settings":  rule(callSettings, &call.Settings{Queue: "a", Value: []byte("v")}),
 		"configure": rule(callConfigure, &call.Configure{Queue: "a", Value: []byte("v"), Late: true}),
 		"adopt":     rule(callAdopt, &call.Adopt{Queue: "a", Value: []byte("v")}),
@@ -193,7 +193,7 @@ func TestErrorsTravel(t *testing.T) {
 	receipt := Receipt{ID: ID{1}, Token: 2}
 	for _, err := range []error{
 		ErrEmpty, fmt.Errorf("%w: x", ErrLeaseLost), engine.LeaseLost(receipt.inner(), true), ErrNotFound, ErrNotWaiting, ErrCanceled,
-		ErrNotLeader, ErrUncertain, ErrCorrupt, ErrDiskFull, ErrNotMember, &engine.LifeOverError{Node: "n", Latest: 1 << 63},
+		ErrNotLeader, ErrUncertain, ErrCorrupt, ErrDiskFull, ErrNotMember, &engine.IncarnationOverError{Node: "n", Latest: 1 << 63},
 		fmt.Errorf("shard 0: %w: x", cluster.ErrBehind),
 	} {
 		got := decodeError(encodeError(err))
@@ -224,9 +224,9 @@ func TestErrorsTravel(t *testing.T) {
 	var invalid *InvalidError
 	require.ErrorAs(t, decodeError(encodeError(&InvalidError{"f", 3, "l"})), &invalid)
 	require.Equal(t, &InvalidError{"f", "3", "l"}, invalid)
-	var over *engine.LifeOverError
-	require.ErrorAs(t, decodeError(encodeError(&engine.LifeOverError{Node: "n", Latest: 1 << 63})), &over)
-	require.Equal(t, &engine.LifeOverError{Node: "n", Latest: 1 << 63}, over)
+	var over *engine.IncarnationOverError
+	require.ErrorAs(t, decodeError(encodeError(&engine.IncarnationOverError{Node: "n", Latest: 1 << 63})), &over)
+	require.Equal(t, &engine.IncarnationOverError{Node: "n", Latest: 1 << 63}, over)
 	require.EqualError(t, decodeError(encodeError(errors.New("odd"))), "odd")
 	old := decodeError(encodeError(errMalformedCall))
 	require.ErrorIs(t, old, ErrFormat, "what this build sends, another one cannot read")

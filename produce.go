@@ -297,7 +297,7 @@ func (op *produceOp) resolve(s *shard) {
 }
 
 func (op *produceOp) encode(dst []byte) []byte {
-	dst = wire.AppendUint(dst, op.call.Life)
+	dst = wire.AppendUint(dst, op.call.Incarnation)
 	dst = wire.AppendUint(dst, op.call.Seq)
 	dst = wire.AppendUint(dst, op.call.Low)
 	return call.AppendTasks(dst, op.tasks)
@@ -305,7 +305,7 @@ func (op *produceOp) encode(dst []byte) []byte {
 
 // decode does not read the node in op.call, which newProduce has set from the connection.
 func (op *produceOp) decode(r *wire.Reader) {
-	op.call.Life, op.call.Seq, op.call.Low = r.Uint(), r.Uint(), r.Uint()
+	op.call.Incarnation, op.call.Seq, op.call.Low = r.Uint(), r.Uint(), r.Uint()
 	op.tasks = call.ReadTasks(r)
 }
 

@@ -37,7 +37,7 @@ const (
 	codeLeaseCanceled = 100 + iota // base.ErrLeaseLost and base.ErrCanceled
 	CodeDuplicate
 	CodeInvalid
-	codeLifeOver
+	codeIncarnationOver
 	codePowerLost // base.ErrNotLeader and base.ErrPowerLost
 	codeOldCopy
 )
@@ -45,10 +45,10 @@ const (
 // EncodeError encodes an error for another node. Its caller does so for those with CodeDuplicate
 // and CodeInvalid, which have types of the root.
 func EncodeError(err error) (code byte, text string) {
-	var over *engine.LifeOverError
+	var over *engine.IncarnationOverError
 	switch {
 	case errors.As(err, &over):
-		return codeLifeOver, string(wire.AppendJSON(nil, over))
+		return codeIncarnationOver, string(wire.AppendJSON(nil, over))
 	case errors.Is(err, base.ErrUncertain): // whatever the cause, it is not certain that nothing was stored
 		return codeUncertain, err.Error()
 	case errors.Is(err, base.ErrLeaseLost) && errors.Is(err, base.ErrCanceled):
@@ -88,8 +88,8 @@ func DecodeError(code byte, text string) error {
 	switch {
 	case text == cluster.ErrMalformedCall.Error(): // what this build sends can be read
 		return base.WithText(text+": it runs another version", base.ErrFormat)
-	case code == codeLifeOver:
-		return DecodeDetails(text, new(engine.LifeOverError))
+	case code == codeIncarnationOver:
+		return DecodeDetails(text, new(engine.IncarnationOverError))
 	case code == codePowerLost:
 		return base.WithText(text, base.ErrNotLeader, base.ErrPowerLost)
 	case code == codeOldCopy:

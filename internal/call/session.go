@@ -38,7 +38,7 @@ func (c *Session) Begin() engine.CallNumber {
 	defer c.mu.Unlock()
 	c.last++
 	c.pending[c.last] = struct{}{}
-	return engine.CallNumber{Life: c.incarnation, Seq: c.last, Low: c.low}
+	return engine.CallNumber{Incarnation: c.incarnation, Seq: c.last, Low: c.low}
 }
 
 // End is when the caller knows the outcome of a call, or will never ask again.

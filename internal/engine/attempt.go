@@ -315,8 +315,8 @@ func (le *leases) isRewritten(id keys.ID) bool {
 // MaxCause limits the text of an error that is kept with a task, in bytes.
 const MaxCause = 8 << 10
 
-// keepLeases ends leases whose deadline has passed, and stores the clock of leases if it is time.
-func (s *State) keepLeases() {
+// reapLeases ends leases whose deadline has passed, and stores the clock of leases if it is time.
+func (s *State) reapLeases() {
 	s.Leases.storeLeaseClock()
 	for more := true; more && s.Broken == nil && !s.Suspects.isClearing() && !s.Spent(); {
 		more = s.Leases.wheel.Advance(int64(s.Reap), 1, s.expire)

@@ -6,8 +6,8 @@ import (
 )
 
 // The life of a task. Each arrow is one function, which verbs and upkeep call: those of this file
-// begin the life and end it, attempt.go begins a lease and ends it, proceed.go moves on tasks that
-// waited, and alter.go does what callers ask for by the ID of a task.
+// begin the life and end it, attempt.go begins a lease and ends it, schedule.go moves on tasks that
+// are due and proceed.go blocked ones, and alter.go does what callers ask for by the ID of a task.
 //
 //	          admit, enter         Grant              complete
 //	produce ---------> Ready  -------------> Leased ------------> gone, or Done
@@ -60,15 +60,6 @@ func (s *State) enter(l *Lane, since uint64, id keys.ID, head *record.Head, rec 
 	default:
 		s.Names.place(l, since, id, rec)
 	}
-}
-
-// proceed lets a task go on that was waiting for its parents.
-func (s *State) proceed(l *Lane, id keys.ID, head *record.Head, rec []byte) {
-	if head.RunAt > s.Wall {
-		s.Times.schedule(l, id, head.RunAt, rec)
-		return
-	}
-	s.enter(l, keys.SinceOf(keys.ID(id)), id, head, rec)
 }
 
 // end is the last step of a task that is completed, dead or canceled: tasks that are tied to it go

@@ -492,10 +492,10 @@ func (m *model) drawProduce() call {
 	c := m.produceOf(m.drawTasks(n))
 	if m.oneIn(8, "numbered") {
 		m.calls++
-		c.call = CallNumber{Node: "n", Life: m.life, Seq: m.calls, Low: max(m.calls, 8) - 7}
+		c.call = CallNumber{Node: "n", Incarnation: m.life, Seq: m.calls, Low: max(m.calls, 8) - 7}
 		switch {
 		case m.oneIn(6, "late"):
-			c.call.Life--
+			c.call.Incarnation--
 		case m.oneIn(6, "life"):
 			m.life++
 		}
@@ -514,10 +514,10 @@ type modelSession struct {
 func (m *model) isKnown(c *produceCall) bool {
 	s := m.sessions[c.shard]
 	switch {
-	case c.call.Life < s.life, c.call.Life == s.life && s.gone:
-		var over *LifeOverError
+	case c.call.Incarnation < s.life, c.call.Incarnation == s.life && s.gone:
+		var over *IncarnationOverError
 		if !errors.As(c.err, &over) || over.Latest != s.life || len(c.out.IDs) > 0 {
-			m.rt.Fatalf("a produce of life %d: %v, expected that life %d is known", c.call.Life, c.err, s.life)
+			m.rt.Fatalf("a produce of life %d: %v, expected that life %d is known", c.call.Incarnation, c.err, s.life)
 		}
 		return true
 	case c.again && c.call.Seq < s.low:
@@ -532,8 +532,8 @@ func (m *model) isKnown(c *produceCall) bool {
 		}
 		return true
 	}
-	if c.call.Life > s.life {
-		s = modelSession{life: c.call.Life}
+	if c.call.Incarnation > s.life {
+		s = modelSession{life: c.call.Incarnation}
 	}
 	s.low = max(s.low, c.call.Low)
 	m.sessions[c.shard] = s

@@ -13,8 +13,9 @@ import (
 	"codeq/internal/store"
 )
 
-// How tasks that wait go on: when the holder of a turn, or of room in a limit, has ended, when the
-// parents of a task have ended, or when suspects may start.
+// How blocked tasks go on: when the holder of a turn, or of room in a limit, has ended, when the
+// parents of a task have ended, or when suspects may start. The turns of groups are here as a
+// whole; schedule.go moves on the tasks that are due.
 
 // wakeBlocked applies the wakeups. REQUIRES: the group is empty, except for tasks that became due.
 // Some of these may have begun to wait for a turn that a wakeup concerns; giveTurn checks for them.
@@ -294,75 +295,61 @@ func (s *State) unpinned(parent keys.ID, until uint64) bool {
 	return true
 }
 
-// promoteDue moves on the scheduled tasks that are due.
-// REQUIRES: the group has scheduled no task, and moved no scheduled one: the cursors become what
-// disk says.
-func (s *State) promoteDue() {
-	until := min(s.Wall, s.periods.now)
-	reached := s.promoteFrom(s.Times.firstScheduled(), until)
-	s.Times.nextDue.raise(reached)
-	s.Times.nextWait.raise(reached)
-	if s.Broken != nil || reached.at <= until || !s.Times.promoteIsDue() { // the budget was spent first
+// proceed lets a task go on that was waiting for its parents.
+func (s *State) proceed(l *Lane, id keys.ID, head *record.Head, rec []byte) {
+	if head.RunAt > s.Wall {
+		s.Times.schedule(l, id, head.RunAt, rec)
 		return
 	}
-	later := &s.Times.nextWait
-	if s.Wall > s.periods.now {
-		later = &s.Times.nextDue
-	}
-	*later = s.promoteFrom(*later, max(s.Wall, s.periods.now))
+	s.enter(l, keys.SinceOf(keys.ID(id)), id, head, rec)
 }
 
-// promoteFrom moves on the tasks that are due, of the entries from a position up to a time. It
-// returns where the others begin.
-func (s *State) promoteFrom(from dueCursor, until uint64) (reached dueCursor) {
-	if reached = nothingDue; from == reached {
-		return reached
+// The tasks of a group take turns: one has the turn. The first task to become due takes it, and
+// keeps it until it ends, over all its attempts; the others wait in the scope of the group. An
+// entry of the range Group says who has the turn; a group without due tasks has no entry. A task
+// that dies while Settings.HoldGroups is set keeps the turn, as its record notes, until it is
+// redriven, purged or canceled. While a handler goes on whose task was canceled, completed or given
+// back, no task of the group begins.
+
+// takeTurn gives a task the turn of its group if nobody has it. A task that has it keeps it until
+// it ends, also while it waits for another attempt.
+func (ti *ties) takeTurn(scope uint64, id keys.ID) bool {
+	v, ok := ti.turns.get(ti.round, scope)
+	switch {
+	case !ok:
+		ti.turns.put(ti.round, scope, keys.GroupValue{Holder: id})
+		return true
+	case v.Holder == keys.ID(id):
+		return true
+	case !v.Waiting || v.Holder == keys.ID{}: // giveTurn checks for the change
+		if !v.Waiting {
+			ti.cursors.begin(scope)
+		}
+		v.Waiting = true
+		ti.turns.put(ti.round, scope, v)
 	}
-	lower := keys.AppendScheduled(nil, from.at, from.name)
-	_, upper := keys.Range(keys.Scheduled)
-	s.Broken = s.walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
-		due, id, err := keys.ParseScheduled(it.Key())
-		if err != nil {
-			return false, err
-		}
-		if due > until || s.Spent() {
-			reached = dueCursor{due, id}
-			return false, nil
-		}
-		v, err := it.ValueAndErr()
-		if err != nil {
-			return false, err
-		}
-		number, rec, err := keys.SplitLane(v)
-		if err != nil {
-			return false, err
-		}
-		head, err := record.DecodeHead(rec)
-		if err != nil {
-			return false, err
-		}
-		if head.IsWait(due) && due > s.periods.now || !head.IsWait(due) && due > s.Wall {
-			return true, nil
-		}
-		l, err := s.Names.laneNumbered(number)
-		if err != nil {
-			return false, err
-		}
-		s.promote(it.Key(), due, id, l, &head, append([]byte(nil), rec...))
-		return true, nil
-	})
-	return reached
+	return false
 }
 
-// promote moves on a scheduled task that is due. key is its place.
-func (s *State) promote(key []byte, due uint64, id keys.ID, l *Lane, head *record.Head, rec []byte) {
-	s.Group.delete(key)
-	s.Names.ready.Promoted(len(rec))
-	l.queue.Counts.Scheduled--
-	s.Names.touch(l.queue)
-	passed := s.Wall - min(s.Wall, due)
-	if head.IsWait(due) {
-		passed = s.periods.now - due
+// parkTurn makes a task wait that has the turn of its group, until the orphan has returned that it
+// has left.
+func (ti *ties) parkTurn(l *Lane, id keys.ID, rec *record.Record) {
+	ti.turns.put(ti.round, rec.Group, keys.GroupValue{Holder: id, Waiting: true})
+	ti.block(l, rec.Group, id, rec.Encode())
+	ti.wake(l.queue, rec.Group, keys.ID{}, keys.WakeUp)
+}
+
+// unparkTurn lets a task go on that has the turn of its group, if it was parked.
+func (ti *ties) unparkTurn(q *Queue, scope uint64, id keys.ID) error {
+	if ti.Group.hasChanged(id) {
+		return nil
 	}
-	s.enter(l, s.mint.sinceAgo(passed), id, head, rec)
+	at, err := ti.blockedIn(q, scope, id)
+	if at == nil || err != nil {
+		return err
+	}
+	ti.cursors.forget(scope)
+	ti.names.unblock(at)
+	ti.names.place(at.lane, keys.SinceOf(id), id, at.rec.Encode())
+	return nil
 }

@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"cmp"
 
+	"github.com/cockroachdb/pebble/v2"
+
 	"codeq/internal/container/timeheap"
 	"codeq/internal/keys"
+	"codeq/internal/record"
 )
 
 // times holds what happens because its time has come: scheduled tasks become ready, kept tasks are
@@ -82,4 +85,77 @@ func (tm *times) trim() {
 	if tm.names.ready.Trim(tm.Group.Batch, end, tm.Spent) > 0 {
 		tm.Group.Ranged, tm.Group.Trimmed = true, true
 	}
+}
+
+// promoteDue moves on the scheduled tasks that are due.
+// REQUIRES: the group has scheduled no task, and moved no scheduled one: the cursors become what
+// disk says.
+func (s *State) promoteDue() {
+	until := min(s.Wall, s.periods.now)
+	reached := s.promoteFrom(s.Times.firstScheduled(), until)
+	s.Times.nextDue.raise(reached)
+	s.Times.nextWait.raise(reached)
+	if s.Broken != nil || reached.at <= until || !s.Times.promoteIsDue() { // the budget was spent first
+		return
+	}
+	later := &s.Times.nextWait
+	if s.Wall > s.periods.now {
+		later = &s.Times.nextDue
+	}
+	*later = s.promoteFrom(*later, max(s.Wall, s.periods.now))
+}
+
+// promoteFrom moves on the tasks that are due, of the entries from a position up to a time. It
+// returns where the others begin.
+func (s *State) promoteFrom(from dueCursor, until uint64) (reached dueCursor) {
+	if reached = nothingDue; from == reached {
+		return reached
+	}
+	lower := keys.AppendScheduled(nil, from.at, from.name)
+	_, upper := keys.Range(keys.Scheduled)
+	s.Broken = s.walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+		due, id, err := keys.ParseScheduled(it.Key())
+		if err != nil {
+			return false, err
+		}
+		if due > until || s.Spent() {
+			reached = dueCursor{due, id}
+			return false, nil
+		}
+		v, err := it.ValueAndErr()
+		if err != nil {
+			return false, err
+		}
+		number, rec, err := keys.SplitLane(v)
+		if err != nil {
+			return false, err
+		}
+		head, err := record.DecodeHead(rec)
+		if err != nil {
+			return false, err
+		}
+		if head.IsWait(due) && due > s.periods.now || !head.IsWait(due) && due > s.Wall {
+			return true, nil
+		}
+		l, err := s.Names.laneNumbered(number)
+		if err != nil {
+			return false, err
+		}
+		s.promote(it.Key(), due, id, l, &head, append([]byte(nil), rec...))
+		return true, nil
+	})
+	return reached
+}
+
+// promote moves on a scheduled task that is due. key is its place.
+func (s *State) promote(key []byte, due uint64, id keys.ID, l *Lane, head *record.Head, rec []byte) {
+	s.Group.delete(key)
+	s.Names.ready.Promoted(len(rec))
+	l.queue.Counts.Scheduled--
+	s.Names.touch(l.queue)
+	passed := s.Wall - min(s.Wall, due)
+	if head.IsWait(due) {
+		passed = s.periods.now - due
+	}
+	s.enter(l, s.mint.sinceAgo(passed), id, head, rec)
 }

@@ -12,35 +12,37 @@ import (
 
 // CallNumber identifies a produce of a node. The zero CallNumber is none.
 type CallNumber struct {
-	Node string
-	Life uint64 // of the node: one run of its process, or a part of it; later ones have larger numbers
-	Seq  uint64 // from 1
-	Low  uint64 // the node knows the outcomes of all calls below it
+	Node        string
+	Incarnation uint64 // of the node: a run of its process, or a part of it; later ones are larger
+	Seq         uint64 // from 1
+	Low         uint64 // the node knows the outcomes of all calls below it
 }
 
-// A session is what a shard knows of the produces of a node in its latest life. The first produce
-// of a life begins it, and ends that of the life before: a message of that one is refused, however
-// late it comes, since it is not known any more whether its call was decided. The removal of the
-// node ends its session, too; what stays is the number of the life. The owner lets only members
-// begin a session, so that number matters only once a node of the same name is a member again. The
-// removal of a directory, under its name in the cluster, is stored in the same way.
+// A session is the record that a shard has of the produces of a node in its latest incarnation. The
+// first produce of an incarnation begins the session, and ends the one before: the messages of an
+// earlier incarnation are refused, however late they come, since the shard does not know any more
+// whether their calls were decided. The removal of the node ends its session, too; the number of
+// the incarnation stays. Only members may begin a session, so that this number matters once a node
+// of the same name is a member again. The removal of a directory, under its name in the cluster, is
+// stored in the same way.
 
 // goneSessions is how many nodes and directories that were removed a shard remembers: the last
 // ones.
 const goneSessions = 1000
 
-// LifeOverError is the answer to a call of a life of a node that is over. The call was not decided.
-type LifeOverError struct {
+// IncarnationOverError refuses a call of an earlier incarnation of a node. The call was not
+// decided.
+type IncarnationOverError struct {
 	Node   string
-	Latest uint64 // the latest life of the node that is known here
+	Latest uint64 // the latest incarnation of the node that the shard knows
 }
 
-func (e *LifeOverError) Error() string {
+func (e *IncarnationOverError) Error() string {
 	const why = "was removed, or opened again, after the call had begun"
 	return fmt.Sprintf("%v: node %q %s", base.ErrNotMember, e.Node, why)
 }
 
-func (e *LifeOverError) Unwrap() error { return base.ErrNotMember }
+func (e *IncarnationOverError) Unwrap() error { return base.ErrNotMember }
 
 // sessionTable holds the sessions of all nodes in one shard. Only its owner uses it.
 type sessionTable struct {
@@ -51,17 +53,17 @@ type sessionTable struct {
 // Continues reports whether a call is of a session that goes on: it begins none.
 func (ml *mail) Continues(c *CallNumber) bool {
 	v := ml.sessions.byNode[c.Node]
-	return v != nil && v.Life == c.Life && v.Gone == 0
+	return v != nil && v.Incarnation == c.Incarnation && v.Gone == 0
 }
 
 // outcome returns the outcome of a call, if the shard has resolved it before.
 func (t *sessionTable) outcome(c *CallNumber) (done *keys.SessionCall, err error) {
 	v := t.byNode[c.Node]
 	switch {
-	case v == nil || c.Life > v.Life:
+	case v == nil || c.Incarnation > v.Incarnation:
 		return nil, nil
-	case c.Life < v.Life || v.Gone != 0:
-		return nil, &LifeOverError{c.Node, v.Life}
+	case c.Incarnation < v.Incarnation || v.Gone != 0:
+		return nil, &IncarnationOverError{c.Node, v.Incarnation}
 	case c.Seq < v.Low:
 		return nil, fmt.Errorf("%w: produce %d of node %s is one whose outcome is forgotten", base.ErrUncertain, c.Seq, c.Node)
 	}
@@ -76,8 +78,8 @@ func (t *sessionTable) outcome(c *CallNumber) (done *keys.SessionCall, err error
 // note keeps the outcome of a call.
 func (t *sessionTable) note(c *CallNumber, ids []keys.ID, duplicates []int) {
 	v := t.byNode[c.Node]
-	if v == nil || v.Life != c.Life {
-		v = &keys.SessionValue{Life: c.Life}
+	if v == nil || v.Incarnation != c.Incarnation {
+		v = &keys.SessionValue{Incarnation: c.Incarnation}
 		t.put(c.Node, v)
 	}
 	if c.Low > v.Low {
@@ -107,7 +109,7 @@ func (t *sessionTable) endNode(node string, wall uint64) {
 		if v.Gone != 0 {
 			return
 		}
-		gone.Life = v.Life
+		gone.Incarnation = v.Incarnation
 	}
 	t.put(node, gone)
 	t.change(node)

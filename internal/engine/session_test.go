@@ -16,7 +16,7 @@ import (
 // TestSessionTable: what a node has produced lately is known as long as its caller may ask.
 func TestSessionTable(t *testing.T) {
 	var table sessionTable
-	one := CallNumber{Node: "n", Life: 5, Seq: 1, Low: 1}
+	one := CallNumber{Node: "n", Incarnation: 5, Seq: 1, Low: 1}
 	done, err := table.outcome(&one)
 	require.NoError(t, err)
 	require.Nil(t, done)
@@ -24,19 +24,19 @@ func TestSessionTable(t *testing.T) {
 	done, err = table.outcome(&one)
 	require.NoError(t, err)
 	require.Equal(t, &keys.SessionCall{Seq: 1, IDs: []keys.ID{{1}}, Duplicates: []int{0}}, done)
-	three := CallNumber{Node: "n", Life: 5, Seq: 3, Low: 2}
+	three := CallNumber{Node: "n", Incarnation: 5, Seq: 3, Low: 2}
 	table.note(&three, []keys.ID{{3}}, nil)
 	_, err = table.outcome(&one)
 	require.ErrorIs(t, err, base.ErrUncertain, "its caller knows its outcome")
 	require.Len(t, table.byNode["n"].Calls, 1, "what nobody asks for is forgotten")
-	later := CallNumber{Node: "n", Life: 6, Seq: 1, Low: 1}
+	later := CallNumber{Node: "n", Incarnation: 6, Seq: 1, Low: 1}
 	done, err = table.outcome(&later)
 	require.NoError(t, err)
 	require.Nil(t, done, "another life of the node")
 	table.note(&later, []keys.ID{{9}}, nil)
 	require.Len(t, table.byNode["n"].Calls, 1)
 	_, err = table.outcome(&three)
-	require.Equal(t, &LifeOverError{"n", 6}, err)
+	require.Equal(t, &IncarnationOverError{"n", 6}, err)
 	require.ErrorIs(t, err, base.ErrNotMember)
 	require.NotErrorIs(t, err, base.ErrUncertain)
 	v, err := keys.ParseSession(table.byNode["n"].Append(nil))
@@ -57,7 +57,9 @@ func TestRemovedNodesAreRemembered(t *testing.T) {
 	d.open()
 	defer d.close()
 	s := d.shards[0]
-	call := func(n int) *CallNumber { return &CallNumber{Node: fmt.Sprint("node ", n), Life: 5, Seq: 1, Low: 1} }
+	call := func(n int) *CallNumber {
+		return &CallNumber{Node: fmt.Sprint("node ", n), Incarnation: 5, Seq: 1, Low: 1}
+	}
 	const more = 3
 	hasProduced := func(n int) bool { return n%2 == 0 || n == goneSessions+more }
 	for n := range goneSessions + more + 1 {

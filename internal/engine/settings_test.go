@@ -94,7 +94,7 @@ func TestLateInterest(t *testing.T) {
 	r := newRuled(t, Config{})
 	send := func(kinds KindSet, life, number uint64) {
 		r.in(func() (Verdict, error) {
-			r.Mail.SetInterest("n", keys.InterestValue{Kinds: uint64(kinds), Life: life, Number: number}, false)
+			r.Mail.SetInterest("n", keys.InterestValue{Kinds: uint64(kinds), Incarnation: life, Number: number}, false)
 			return Decided, nil
 		})
 		r.settle()

@@ -214,7 +214,7 @@ func (w *world) task(a args, batch []string, parent bool) NewTask {
 func (w *world) produce(_ args, words []string) {
 	var call CallNumber
 	if len(words) > 0 && strings.HasPrefix(words[0], "call=") {
-		_, err := fmt.Sscanf(words[0], "call=%d/%d/%d", &call.Life, &call.Seq, &call.Low)
+		_, err := fmt.Sscanf(words[0], "call=%d/%d/%d", &call.Incarnation, &call.Seq, &call.Low)
 		require.NoError(w.t, err)
 		call.Node, words = "n", words[1:]
 	}

@@ -586,6 +586,6 @@ func (su *suspects) recheckLimits() {
 	}
 }
 
-func (su *suspects) keepLeasesIsDue() bool {
+func (su *suspects) reapIsDue() bool {
 	return su.leasesEnd(su.Reap) || su.leases.leaseClockIsDue()
 }

@@ -55,7 +55,7 @@ var upkeeps = [...]upkeep{
 	{UpkeepTell, RoomLow, false, func(s *State) bool { return s.Ties.tellIsDue() }, (*State).tellMore},
 	{UpkeepRecheck, RoomLow, false, func(s *State) bool { return s.Suspects.recheckIsDue() }, func(s *State) { s.Suspects.recheckLimits() }},
 	{UpkeepSend, RoomLow, false, func(s *State) bool { return s.Mail.sendIsDue() }, func(s *State) { s.Mail.sendOut() }},
-	{UpkeepReap, RoomScarce, true, func(s *State) bool { return s.Suspects.keepLeasesIsDue() }, (*State).keepLeases},
+	{UpkeepReap, RoomScarce, true, func(s *State) bool { return s.Suspects.reapIsDue() }, (*State).reapLeases},
 	{UpkeepTidy, RoomNone, false, func(s *State) bool { return s.Suspects.passSuspectsIsDue() }, func(s *State) { s.Suspects.passSuspects() }},
 	{UpkeepTicks, Roomy, true, func(s *State) bool { return s.Times.TicksAreDue() }, (*State).produceTicks},
 	{UpkeepTidy, RoomNone, false, func(s *State) bool { return s.Mail.forgetTakenIsDue() }, func(s *State) { s.Mail.forgetTaken() }},

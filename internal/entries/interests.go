@@ -97,7 +97,7 @@ func (w *Interests) Set(ctx context.Context, wanted func() engine.KindSet, store
 	}
 	w.doubtful = true
 	w.number++
-	if err := store(keys.InterestValue{Kinds: uint64(kinds), Life: w.incarnation, Number: w.number}); err != nil {
+	if err := store(keys.InterestValue{Kinds: uint64(kinds), Incarnation: w.incarnation, Number: w.number}); err != nil {
 		return err
 	}
 	w.stored, w.doubtful = kinds, false

@@ -78,10 +78,10 @@ func TestInterestsHalfStored(t *testing.T) {
 	n.requireStored(t, 3)
 	n.broken = true
 	require.Error(t, n.Keep(4, n.publish))
-	require.Equal(t, [2]keys.InterestValue{{Kinds: 7, Life: 7, Number: 2}, {Kinds: 3, Life: 7, Number: 1}}, n.shards)
+	require.Equal(t, [2]keys.InterestValue{{Kinds: 7, Incarnation: 7, Number: 2}, {Kinds: 3, Incarnation: 7, Number: 1}}, n.shards)
 	n.broken = false
 	require.NoError(t, n.publish())
-	require.Equal(t, [2]keys.InterestValue{{Kinds: 3, Life: 7, Number: 3}, {Kinds: 3, Life: 7, Number: 3}}, n.shards)
+	require.Equal(t, [2]keys.InterestValue{{Kinds: 3, Incarnation: 7, Number: 3}, {Kinds: 3, Incarnation: 7, Number: 3}}, n.shards)
 	n.shards = [2]keys.InterestValue{}
 	require.NoError(t, n.publish())
 	n.requireStored(t, 0) // what is stored is not stored again
@@ -92,7 +92,7 @@ func TestInterestsHalfStored(t *testing.T) {
 func TestWithdraw(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newInterested()
-		n.shards = [2]keys.InterestValue{{Kinds: 9, Life: 6, Number: 1}, {Kinds: 9, Life: 6, Number: 1}}
+		n.shards = [2]keys.InterestValue{{Kinds: 9, Incarnation: 6, Number: 1}, {Kinds: 9, Incarnation: 6, Number: 1}}
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		go func() { n.Withdraw(ctx, n.publish); close(ended) }()

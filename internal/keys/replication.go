@@ -33,29 +33,29 @@ func AppendNamed(dst []byte, prefix byte, node string) []byte {
 // SessionValue holds the recent produces of a node in a shard: the calls with outcomes that the
 // node may not know yet.
 type SessionValue struct {
-	Life  uint64 // of the node: the latest incarnation that has produced
-	Low   uint64 // the node knows the outcome of every call below it
-	Calls []SessionCall
-	Gone  uint64 // time of the node's removal from the cluster; wall clock, ms; 0: none
+	Incarnation uint64 // of the node: the latest incarnation that has produced
+	Low         uint64 // the node knows the outcome of every call below it
+	Calls       []SessionCall
+	Gone        uint64 // time of the node's removal from the cluster; wall clock, ms; 0: none
 }
 
 // InterestValue is the set of events that a node subscribes to. Among several, the one of the
 // latest life with the largest number counts.
 type InterestValue struct {
-	Kinds        uint64 // a set; 0 is not stored
-	Life, Number uint64 // Life is not 0
+	Kinds               uint64 // a set; 0 is not stored
+	Incarnation, Number uint64 // Incarnation is not 0
 }
 
 // IsBefore reports whether v is older than w.
 func (v InterestValue) IsBefore(w InterestValue) bool {
-	return v.Life < w.Life || v.Life == w.Life && v.Number < w.Number
+	return v.Incarnation < w.Incarnation || v.Incarnation == w.Incarnation && v.Number < w.Number
 }
 
-// Append appends the stored form. Life and Number are left out if they are 0.
+// Append appends the stored form. Incarnation and Number are left out if they are 0.
 func (v InterestValue) Append(dst []byte) []byte {
 	dst = AppendNumber(dst, v.Kinds)
-	if v.Life != 0 {
-		dst = AppendNumber(AppendNumber(dst, v.Life), v.Number)
+	if v.Incarnation != 0 {
+		dst = AppendNumber(AppendNumber(dst, v.Incarnation), v.Number)
 	}
 	return dst
 }
@@ -65,7 +65,7 @@ func ParseInterest(b []byte) (v InterestValue, err error) {
 	switch len(b) {
 	case 8:
 	case 24:
-		if v.Life, v.Number = binary.BigEndian.Uint64(b[8:]), binary.BigEndian.Uint64(b[16:]); v.Life == 0 {
+		if v.Incarnation, v.Number = binary.BigEndian.Uint64(b[8:]), binary.BigEndian.Uint64(b[16:]); v.Incarnation == 0 {
 			return InterestValue{}, malformed("interest", b)
 		}
 	default:
@@ -84,7 +84,7 @@ type SessionCall struct {
 
 // Append appends the stored form. Gone is left out if it is 0.
 func (v *SessionValue) Append(dst []byte) []byte {
-	dst = binary.BigEndian.AppendUint64(dst, v.Life)
+	dst = binary.BigEndian.AppendUint64(dst, v.Incarnation)
 	dst = wire.AppendUint(dst, v.Low)
 	dst = wire.AppendUint(dst, uint64(len(v.Calls)))
 	for i := range v.Calls {
@@ -101,7 +101,7 @@ func (v *SessionValue) Append(dst []byte) []byte {
 // ParseSession is the inverse of Append.
 func ParseSession(b []byte) (v SessionValue, err error) {
 	r := wire.NewReader(b)
-	v.Life, v.Low = r.Fixed64(), r.Uint()
+	v.Incarnation, v.Low = r.Fixed64(), r.Uint()
 	n := r.Count(3)
 	for range n {
 		v.Calls = append(v.Calls, SessionCall{Seq: r.Uint(), IDs: ReadIDs(r), Duplicates: ReadIndexes(r)})

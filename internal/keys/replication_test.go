@@ -22,16 +22,16 @@ func TestReplicationGolden(t *testing.T) {
 	require.Error(t, err)
 
 	require.Equal(t, "0b6e31", hex.EncodeToString(AppendNamed(nil, Session, "n1")))
-	v := SessionValue{Life: 1, Low: 2, Calls: []SessionCall{{Seq: 3, IDs: []ID{{15: 9}}, Duplicates: []int{0}}}}
+	v := SessionValue{Incarnation: 1, Low: 2, Calls: []SessionCall{{Seq: 3, IDs: []ID{{15: 9}}, Duplicates: []int{0}}}}
 	require.Equal(t, "0000000000000001"+"02"+"01"+"03"+"01"+"00000000000000000000000000000009"+"01"+"00", hex.EncodeToString(v.Append(nil)))
-	gone := SessionValue{Life: 1, Gone: 5}
+	gone := SessionValue{Incarnation: 1, Gone: 5}
 	require.Equal(t, "0000000000000001"+"00"+"00"+"05", hex.EncodeToString(gone.Append(nil)))
 }
 
 func FuzzParseSession(f *testing.F) {
-	v := SessionValue{Life: 1, Low: 2, Calls: []SessionCall{{Seq: 3, IDs: []ID{{15: 9}}, Duplicates: []int{0}}}}
+	v := SessionValue{Incarnation: 1, Low: 2, Calls: []SessionCall{{Seq: 3, IDs: []ID{{15: 9}}, Duplicates: []int{0}}}}
 	f.Add(v.Append(nil))
-	f.Add((&SessionValue{Life: 1, Gone: 5}).Append(nil))
+	f.Add((&SessionValue{Incarnation: 1, Gone: 5}).Append(nil))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var v SessionValue
