@@ -52,7 +52,7 @@ type Queue struct {
 	ended   chan struct{}   // closed when that has
 	err     error           // of it; valid once ended is closed
 	runMu   sync.Mutex      // orders calls.Add before the Wait of Close
-	calls   sync.WaitGroup  // of Run, Checkpoint, ServeLocal and StorageStats
+	calls   sync.WaitGroup  // Run, Checkpoint, ServeLocal, StorageStats, returns of late claims
 	notices sync.WaitGroup  // goroutines that tell handlers of cancels; owners add
 }
 
@@ -383,8 +383,9 @@ func (q *standalone) tell(context.Context, byte, any, any) (told bool, err error
 // Close ends the queue. First calls of [Queue.Run] drain and return, and calls of
 // [Queue.Checkpoint] end, while other calls still work; then new work is refused with [ErrClosed],
 // accepted operations are finished, and claims that wait get [ErrClosed]. When Close returns, no
-// goroutine of the queue is left, except a compaction of Pebble that cannot read its tables, which
-// waits for ever; and everything that was acknowledged is with the operating system at least. The
+// goroutine of the queue is left, except in an Observer, a log handler, or a handler of Run that
+// does not return, and a compaction of Pebble that cannot read its tables, which waits for ever;
+// and everything that was acknowledged is with the operating system at least. The
 // error matches [ErrFailed] if the storage of a shard, or of a node, has failed or could not be
 // closed; the next [Open] then finds what [Durability] promises. It also does if the directory was
 // moved, removed or replaced: the acknowledged changes are wherever the directory is now, if it

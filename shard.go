@@ -363,7 +363,7 @@ func wallMillis(o *Options) uint64 { return uint64(max(o.private.Wall().UnixMill
 // again several times a second, has written the table, and the reserve exists again.
 //
 // Invariant: while the room is RoomNone or RoomEmpty, the owner's clock stands still, since workers
-// can neither end nor extend their leases.
+// cannot extend their leases, and can end few of them.
 
 // diskSpace is a shard owner's view of the free space, and the operations that wait for space.
 type diskSpace struct {

@@ -209,7 +209,8 @@ func (g *Group) Propose(term uint64, entry []byte) error {
 	return err
 }
 
-// isIn returns an error if a term is over, or this node no longer leads in it.
+// isIn returns an error if a term is over, or this node has forfeited it. Only Confirm says that
+// the node leads.
 func (g *Group) isIn(term uint64) error {
 	if g.hasForfeited(term) {
 		return fmt.Errorf("%w: term %d: %w", base.ErrNotLeader, term, g.stallError())

@@ -10,8 +10,9 @@ import (
 // Claim asks for tasks of some queues. A waiting claim has tickets in all shards of its process,
 // and the shard that takes it first serves it.
 //
-// Invariant: only the one that has taken the claim (a shard that serves or refuses it, or the
-// caller that gives up) writes Grants. It needs no reference for that until the claim is settled.
+// Invariant: only the one that has taken the claim (a shard that serves or refuses it, claimlines
+// with the answer of another node, or the caller that gives up) writes Grants. It needs no
+// reference for that until the claim is settled.
 type Claim struct {
 	Queues   []string // in memory of the claim, like Weights
 	Weights  []int    // none: the order of the queues is strict

@@ -10,8 +10,8 @@ import (
 	"codeq/internal/record"
 )
 
-// How an attempt of a task ends: with its completion, another try, a dead letter, or the expiry of
-// its lease.
+// How an attempt of a task begins, with Grant, and ends: with its completion, another try, a dead
+// letter, or the expiry of its lease.
 
 // attemptEnd is how the attempt of a lease ends when the task stays.
 type attemptEnd struct {

@@ -9,7 +9,8 @@
 //	KeepUp       work that is due without a request
 //	verbs        each has a Verdict: Produce, Next and Grant, Complete, Fail, Alter ...
 //	Seal         Group.Batch is complete; the owner commits it
-//	Tidy         once it has persisted; then Clear both, and Forget each of Effects.Forgotten
+//	Clear        of Group and Effects, once it has persisted
+//	Tidy         then; the owner may forget each queue of Effects.Forgotten
 //
 // and reads the Effects where they say. After an error, which is in Broken, the State is of no use.
 package engine

@@ -17,6 +17,9 @@ import (
 // dependAtOnce of one operation. Before a parent knows of a task, its end means nothing to the
 // task: then it is gone, and the task's OnMissing says what that means.
 
+// The admission of tasks with ties is here, too: admitRest looks up their idempotency keys and
+// parents, and takes their turns.
+
 // Tasks of one batch that wait for each other may belong to several shards, as follow-ups of a
 // completion do, which are all stored with it. A shard takes in those that it may have and whose
 // siblings it has. The others go on together to the shard of the first of them, which does the

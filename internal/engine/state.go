@@ -146,7 +146,8 @@ func (s *State) Close() {
 	}
 }
 
-// Clear empties the effects of the group.
+// Clear empties the effects that concern others: events, endings, counts and cancels. The owner
+// empties each of the others when it has carried it out.
 func (e *Effects) Clear() {
 	clear(e.Events)
 	clear(e.Endings)

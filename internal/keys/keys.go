@@ -38,6 +38,7 @@
 //	21 parent               pinned      number of pins of a task's result
 //	22                      period time the clock of periods, if it differs from the minter's
 //	23 queue name           granted     last lease of a task of a queue with a rate
+//	24                      clock sets  when the wall clock was set, and by how much
 //
 // A bucket is the time at which its tasks expire. Tasks of one scope block each other.
 //

@@ -50,7 +50,7 @@ func SuspectScope(queue string, part int) uint64 {
 // IsSuspectScope reports whether a scope is one of suspects.
 func IsSuspectScope(scope uint64) bool { return scope != 0 && scope&(GroupScopeBit|namedScopeBit) == 0 }
 
-// SuspectPartOf returns the part of a suspect with a number of leases so far. It is as random as
+// SuspectPartOf returns the part of a suspect after a number of leases. It is as random as
 // the ID and changes with each crash, so that eventually each suspect comes before each other one.
 func SuspectPartOf(id ID, leases uint32) int {
 	x := binary.BigEndian.Uint64(id[:]) ^ binary.BigEndian.Uint64(id[8:]) + uint64(leases)*0x9e3779b97f4a7c15

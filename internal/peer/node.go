@@ -77,6 +77,8 @@ type Node struct {
 	waiters sync.Pool       // of *waiter with their channels: not shared between synctest bubbles
 	groups  []chan net.Conn // from a group's new connections to its Accept; never closed
 
+	// mu guards the fields below, and those of links and connections. Nothing waits while it is
+	// held: goroutines may be started, and connections are closed after it.
 	mu           sync.Mutex
 	self         Identity
 	closed       bool
