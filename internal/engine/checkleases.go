@@ -2,10 +2,11 @@ package engine
 
 import (
 	"bytes"
+	"slices"
+
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/store"
-	"slices"
 )
 
 // leases: the table has exactly the valid leases on disk.

@@ -1,13 +1,14 @@
 package engine
 
 import (
+	"fmt"
+
 	"codeq/internal/base"
 	"codeq/internal/container/chunked"
 	"codeq/internal/container/recent"
 	"codeq/internal/container/wheel"
 	"codeq/internal/keys"
 	"codeq/internal/record"
-	"fmt"
 )
 
 // leases holds the tasks that workers hold, and the clock by which leases end.

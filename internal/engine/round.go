@@ -2,11 +2,12 @@ package engine
 
 import (
 	"bytes"
-	"codeq/internal/keys"
-	"codeq/internal/store"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/keys"
+	"codeq/internal/store"
 )
 
 // round is the context of one group: the disk as it is before the group, the time, the room and the

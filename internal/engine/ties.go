@@ -1,14 +1,15 @@
 package engine
 
 import (
-	"codeq/internal/base"
-	"codeq/internal/keys"
-	"codeq/internal/record"
-	"codeq/internal/store"
 	"errors"
 	"fmt"
 
 	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/base"
+	"codeq/internal/keys"
+	"codeq/internal/record"
+	"codeq/internal/store"
 )
 
 // ties holds what ties tasks to each other: idempotency keys, the turns of groups, parents and

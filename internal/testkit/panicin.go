@@ -1,11 +1,12 @@
 package testkit
 
 import (
-	"codeq/internal/guard"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
+
+	"codeq/internal/guard"
 )
 
 // PanicIn makes the guarded functions of each name panic once while it is armed.

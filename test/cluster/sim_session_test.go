@@ -219,7 +219,7 @@ func TestLivesOfNodes(t *testing.T) {
 				numbers := *inspect.Of(q).Numbers(0)
 				call := numbers.Begin()
 				defer numbers.End(call.Seq)
-				return call.Life
+				return call.Incarnation
 			}
 			life := lifeOf()
 			require.NotZero(t, life)
