@@ -90,16 +90,16 @@ func (n *Node) serve(r *peer.Request) {
 // answer answers a call on a goroutine that Close waits for.
 func (n *Node) answer(r *peer.Request, what string, serve func() (reply []byte, err error)) {
 	n.background.Go(func() {
-		var reply []byte
-		err := n.guarded(what, func() (err error) {
-			reply, err = serve()
+		err := n.guarded(what, func() error {
+			reply, err := serve()
+			if err == nil {
+				r.Reply(reply)
+			}
 			return err
 		})
 		if err != nil {
 			r.Fail(n.c.EncodeError(err))
-			return
 		}
-		r.Reply(reply)
 	})
 }
 

@@ -30,8 +30,7 @@ type CallNumber struct {
 // ones.
 const goneSessions = 1000
 
-// IncarnationOverError refuses a call of an earlier incarnation of a node. The call was not
-// decided.
+// IncarnationOverError refuses a call of an earlier incarnation of a node. It was not decided.
 type IncarnationOverError struct {
 	Node   string
 	Latest uint64 // the latest incarnation of the node that the shard knows

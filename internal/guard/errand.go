@@ -19,12 +19,13 @@ type Errand struct {
 	// lost is called for a piece that has ended its goroutine by runtime.Goexit; nil: none does.
 	// Pieces that may do so do not panic.
 	lost   func()
-	failed func() // called after a panic; nil: nothing depends on the work
+	failed func() // called after a panic, which ends the work; nil: the next piece follows
 
-	living *sync.WaitGroup // counts the goroutine; nil: it is not waited for so
-	alive  bool
-	ended  chan struct{} // not nil while Await waits; closed at the end of the goroutine
-	hurry  chan struct{} // capacity 1: ends a wait
+	living  *sync.WaitGroup // counts the goroutine; nil: it is not waited for so
+	alive   bool
+	working bool          // next has returned a piece the last time
+	ended   chan struct{} // not nil while Await waits; closed at the end of the goroutine
+	hurry   chan struct{} // capacity 1: ends a wait
 }
 
 // NewErrand returns an Errand without work. what is the name of its goroutine.
@@ -86,12 +87,16 @@ func (e *Errand) Await(grace time.Duration) bool {
 
 func (e *Errand) start() {
 	go Contain(e.log, e.what, e.run, func(any, []byte) {
-		e.Mu.Lock()
-		e.end()
-		e.Mu.Unlock()
-		if e.failed != nil {
+		if e.failed != nil { // first: whoever waits for the end finds the failure
 			e.failed()
 		}
+		e.Mu.Lock()
+		defer e.Mu.Unlock()
+		if e.failed == nil && e.working { // otherwise next has panicked, and would do so again
+			e.start()
+			return
+		}
+		e.end()
 	})
 }
 
@@ -126,7 +131,10 @@ func (e *Errand) run() {
 func (e *Errand) take() (piece func(), wait time.Duration) {
 	e.Mu.Lock()
 	defer e.Mu.Unlock()
-	if piece, wait = e.next(); piece == nil && wait <= 0 {
+	e.working = false
+	piece, wait = e.next()
+	e.working = piece != nil
+	if piece == nil && wait <= 0 {
 		e.end()
 	}
 	return piece, wait

@@ -82,3 +82,37 @@ func TestErrand(t *testing.T) {
 		living.Wait()
 	})
 }
+
+// TestErrandAfterPanic: the piece after one that has panicked follows, and so does one that is
+// added meanwhile; a panic of next ends the goroutine.
+func TestErrandAfterPanic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var living sync.WaitGroup
+		left, done := 3, 0
+		e := NewErrand("test", slog.New(slog.DiscardHandler), func() (func(), time.Duration) {
+			switch {
+			case left < 0:
+				panic("of next")
+			case left == 0:
+				return nil, 0
+			}
+			left--
+			return func() { done++; panic("of a piece") }, 0
+		}).CountIn(&living)
+		wake := func(n int) {
+			e.Mu.Lock()
+			left = n
+			e.Wake()
+			e.Mu.Unlock()
+		}
+		wake(3)
+		require.True(t, e.Await(time.Second))
+		living.Wait()
+		require.Equal(t, 3, done)
+		wake(-1)
+		living.Wait()
+		wake(1)
+		living.Wait()
+		require.Equal(t, 4, done)
+	})
+}

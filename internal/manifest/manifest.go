@@ -20,8 +20,8 @@ import (
 //	LOCK        locked while the queue is open
 //	shard-NNN/  one Pebble store for each shard
 //
-// The kernel's lock belongs to the process: if its holder opened and closed LOCK once more, it
-// would release the lock.
+// The kernel's lock of LOCK belongs to the open file. Where it can only belong to the process, the
+// process must not open and close LOCK once more, which would release it.
 const (
 	Name     = "CODEQ"
 	TempName = "CODEQ.tmp" // about to be renamed to CODEQ

@@ -178,8 +178,9 @@ func (n *Node) precedes(c *conn, id ID) bool {
 	return c.use != useIntroduction && c.other == id && c.incarnations.Birth != 0 && c.incarnations.Birth < n.admitted[id]
 }
 
-// Hears asks the processes that have a directory open, and began before a life, for a sign of life,
-// over the open connections of calls. It returns the address of the first answer, or ends with ctx.
+// Hears asks the processes that have a directory open, and began before an incarnation, for an
+// answer, over the open connections of calls. It returns the address of the first answer, or ends
+// with ctx.
 func (n *Node) Hears(ctx context.Context, id ID, before uint64) (from string, ok bool) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Where locks belong to processes only (see byProcess), the kernel releases it when the process
+// Where locks belong to processes only (see byProcess), the kernel releases them when the process
 // closes any descriptor of the file, and refuses no second one of the process. So a table decides
 // within the process, by device and inode, before the file is opened; and readers share one
 // descriptor. A file that others in the process open and close loses its lock nevertheless.
