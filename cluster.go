@@ -541,7 +541,7 @@ func (q *Queue) ClusterStatus(ctx context.Context) (_ *ClusterStatus, err error)
 	defer public(&err)
 	st := new(ClusterStatus)
 	if done, err := q.tell(ctx, localsocket.Status, nil, st); done {
-		return st, err
+		return orNil(st, err)
 	}
 	if q.node == nil {
 		return nil, ErrNoCluster

@@ -232,7 +232,7 @@ type BulkResult struct {
 
 // Bulk alters all tasks that are selected and were produced before it begins, and, if they are
 // dead, died before it, by the clock of their shard. It reads them as by
-// [Queue.ListPage], and alters those of one page before it reads the next one, up to 256 in one
+// [Queue.ListPage], and alters those of a few pages before it reads the next ones, up to 256 in one
 // commit. So it is not atomic; a task that changes its state before its turn is left out.
 //
 // When Bulk returns an error, such as that of ctx, some tasks were altered, as the result says.
@@ -284,7 +284,8 @@ func (q *Queue) bulk(ctx context.Context, opts *BulkOptions) (r BulkResult, err 
 	if opts.Rate > 0 { // tasks are altered within a second after they are read
 		page.Limit = int(max(1, min(opts.Rate, bulkCap)))
 	}
-	for r.Next = opts.Cursor; ; {
+	r.Next = opts.Cursor
+	for read := 1; ; read++ {
 		p, err := q.listPage(ctx, "BulkOptions", &page, begin)
 		if err != nil {
 			return r, err
@@ -302,17 +303,20 @@ func (q *Queue) bulk(ctx context.Context, opts *BulkOptions) (r BulkResult, err 
 				return r, err
 			}
 		}
+		page.Cursor = p.Next
+		if p.Next != "" && opts.Rate == 0 && read%len(q.replicas) != 0 { // commits of about bulkCap tasks
+			continue
+		}
 		if err := bulks.flush(ctx); err != nil {
 			return r, err
 		}
-		if page.Cursor, r.Next = p.Next, p.Next; p.Next == "" {
+		if r.Next = p.Next; r.Next == "" {
 			return r, nil
 		}
 	}
 }
 
-// clocks returns for each shard a time after all its stamps, by the clock that stamps IDs and the
-// ends of tasks.
+// clocks returns for each shard a time after all stamps of its IDs and of the ends of its tasks.
 func (q *Queue) clocks(ctx context.Context) ([]time.Time, error) {
 	all := make([]time.Time, len(q.replicas))
 	for i := range all {

@@ -165,9 +165,8 @@ func (q *Queue) requestOf(kind byte, from string, body []byte) (request, error) 
 	return op, nil
 }
 
-// produce is do for a produce, which gets a number (session), so that it has its effect once,
-// however often it is tried. One that is refused with the node's life gets a number of another
-// life: no try of it has been applied, or do would say that its outcome is unknown.
+// produce is do for a produce, which gets a number (session), so that its tries have one effect.
+// If the node's incarnation is refused, no try was applied, and another one gives a new number.
 func (n *node) produce(ctx context.Context, shard int, op *produceOp) (settled bool, err error) {
 	calls := n.queue.replicas[shard].producing
 	begun := time.Now()

@@ -352,6 +352,13 @@ func (q *Queue) tell(ctx context.Context, verb byte, argument, reply any) (done 
 	return false, nil
 }
 
+func orNil[T any](v *T, err error) (*T, error) {
+	if err != nil {
+		return nil, err
+	}
+	return v, nil
+}
+
 // doFor is do for the shard that has a task, after checkCall.
 func (q *Queue) doFor(ctx context.Context, id ID, op request) error {
 	if err := q.checkCall(ctx); err != nil {

@@ -283,15 +283,14 @@ type ShardStorage struct {
 // cluster the replicas of this node, whichever node leads them. It takes some microseconds for each
 // shard and each table, and more for tables with deletions of ranges, which it reads. It disturbs
 // no other call, and waits a second at most for the file system to say how much is free. A shard
-// that has failed still has numbers; while a snapshot replaces the store of a shard, it has
-// LastError only. It returns [ErrClosed] once [Queue.Close] has begun.
+// that has failed still has numbers; while a snapshot replaces its store, it has LastError only.
 //
 // Errors: [ErrClosed].
 func (q *Queue) StorageStats() (_ *StorageStats, err error) {
 	defer public(&err)
 	st := new(StorageStats)
 	if done, err := q.tell(context.Background(), localsocket.Storage, nil, st); done {
-		return st, err
+		return orNil(st, err)
 	}
 	if err := q.enter(); err != nil { // or else the file system may be asked after Close
 		return nil, err
@@ -406,7 +405,7 @@ func (q *Queue) ProcessInfo(ctx context.Context) (_ *ProcessInfo, err error) {
 	defer public(&err)
 	p := new(ProcessInfo)
 	if done, err := q.tell(ctx, localsocket.Process, nil, p); done {
-		return p, err
+		return orNil(p, err)
 	}
 	p.Shards, p.Workers, p.EventsLost = make([]ShardInfo, len(q.replicas)), q.ownWorkers(), q.events.Lost()
 	if q.node != nil {

@@ -79,8 +79,8 @@ func (r *round) Mend() (failure error) {
 	return failure
 }
 
-// TakeFed returns the queues that may have got claimable tasks since the last call. They are valid
-// until more of them are fed.
+// TakeFed returns the queues that may have got claimable tasks since the last call. REQUIRES: the
+// caller is done with each of them before it feeds more than one other.
 func (r *round) TakeFed() []*Queue {
 	fed := r.Effects.Fed
 	r.Effects.Fed = fed[:0]

@@ -156,8 +156,8 @@ func (e *Effects) Clear() {
 	e.Events, e.Endings, e.Canceled = e.Events[:0], e.Endings[:0], e.Canceled[:0]
 }
 
-// Update sets the inputs between two groups. HasWork and NextDue answer by it, and Load begins
-// with it.
+// Update sets the inputs between two groups. HasWork and NextDue answer by it. REQUIRES for Load:
+// it was called.
 func (s *State) Update(to Start) {
 	s.Instant, s.Format, s.Room, s.Tight, s.Wanted = to.Instant, to.Format, to.Room, to.Tight, to.Wanted
 	s.tick(s.Uptime)

@@ -59,7 +59,10 @@ func (st *Store) startSyncer(sync func() error) {
 // nextSync takes the calls to make after the next sync.
 func (st *Store) nextSync() (piece func(), wait time.Duration) {
 	s := &st.syncer
-	if s.stopped || s.after == nil || st.latch.Err() != nil {
+	if st.latch.Err() != nil {
+		s.after = nil
+	}
+	if s.stopped || s.after == nil {
 		return nil, 0
 	}
 	if wait = time.Until(s.due); wait > 0 {

@@ -607,8 +607,12 @@ func TestStorageStatsAfterClose(t *testing.T) {
 		var asked atomic.Bool
 		life.Hang(func(op, _ string) bool { asked.Store(true); return op == "statfs" })
 		defer life.Answer()
-		_, err = q.StorageStats()
+		st, err := q.StorageStats()
 		require.ErrorIs(t, err, codeq.ErrClosed)
+		require.Nil(t, st)
+		p, err := q.ProcessInfo(t.Context())
+		require.ErrorIs(t, err, codeq.ErrClosed)
+		require.Nil(t, p)
 		require.False(t, asked.Load())
 	})
 }
