@@ -45,6 +45,7 @@ func newDispatcher(t *testing.T) (*Dispatcher, *port) {
 		shared.Close()
 	})
 	require.NoError(t, rules.Load(0))
+	rules.Begin(engine.Start{})
 	p := new(port)
 	return New(rules, Config{Shards: 1, Port: p, Gates: NewGates()}), p
 }
@@ -220,7 +221,6 @@ func TestDrawEndsWithVisit(t *testing.T) {
 
 // produceOne adds a task to a queue.
 func (d *Dispatcher) produceOne(t *testing.T, queue string) {
-	d.rules.Begin(engine.Start{})
 	d.rules.BeginBudget(engine.CallerBudget, 0)
 	task := engine.NewTask{Key: engine.LaneKey{Queue: queue}}
 	task.Encode(&record.Record{}, nil)
