@@ -276,6 +276,7 @@ func FuzzErrors(f *testing.F) {
 	f.Add(byte(call.CodeDuplicate), "{")
 	f.Add(byte(call.FirstOfOwn), "closed")
 	f.Add(byte(0), errMalformedCall.Error())
+	f.Add(byte(call.CodeDuplicate), errMalformedCall.Error())
 	f.Fuzz(func(t *testing.T, code byte, text string) {
 		err := decodeError(code, text)
 		again := decodeError(encodeOwnError(err))

@@ -104,10 +104,11 @@ func DecodeError(code byte, text string) error {
 	return base.WithText(text)
 }
 
-// DecodeDetails reads an error that was sent with its fields.
+// DecodeDetails reads an error that was sent with its fields. Any other text is an error without a
+// code.
 func DecodeDetails(text string, err error) error {
 	if json.Unmarshal([]byte(text), err) != nil {
-		return base.WithText(text)
+		return DecodeError(0, text)
 	}
 	return err
 }
