@@ -29,11 +29,11 @@ import (
 	"codeq/test/queuetest"
 )
 
-// linkFS is a file system that refuses to link files while err is set.
+// linkFS is a file system. Its Link fails while err is set.
 type linkFS struct {
 	vfs.FS
 	err error
-	of  string // only files whose names end so
+	of  string // only for names with this suffix
 }
 
 func (fs *linkFS) Link(oldname, newname string) error {
@@ -43,7 +43,7 @@ func (fs *linkFS) Link(oldname, newname string) error {
 	return fs.FS.Link(oldname, newname)
 }
 
-// TestCheckpointRefuses: what stands in the way is named, and nothing is changed.
+// TestCheckpointRefuses: the error names the obstacle, and Checkpoint changes nothing.
 func TestCheckpointRefuses(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
@@ -86,8 +86,8 @@ func TestCheckpointRefuses(t *testing.T) {
 	require.NoDirExists(t, filepath.Join(root, "late"))
 }
 
-// TestCheckpointOnAnotherFileSystem: it is refused, not made by copying everything
-// while the shards stand still.
+// TestCheckpointOnAnotherFileSystem: Checkpoint refuses another file system. Otherwise it would
+// copy every file while the shards are stopped.
 func TestCheckpointOnAnotherFileSystem(t *testing.T) {
 	disk := &linkFS{FS: crashfs.New()}
 	q, err := codeq.Open("queue", queuetest.OnDisk(disk, &codeq.Options{}))
@@ -103,8 +103,8 @@ func TestCheckpointOnAnotherFileSystem(t *testing.T) {
 	require.NoError(t, q.Checkpoint(t.Context(), "copy"))
 }
 
-// TestCheckpointCopiesWhatCannotBeLinked: a table that has too many links, for one, is
-// copied, and the copy is as durable as the rest.
+// TestCheckpointCopiesWhatCannotBeLinked: Checkpoint copies a file that it cannot link, for example
+// a table with too many links. This copy is as durable as the other files.
 func TestCheckpointCopiesWhatCannotBeLinked(t *testing.T) {
 	disk := crashfs.New()
 	opts := queuetest.OnDisk(&linkFS{FS: disk, err: errors.New("too many links"), of: ".sst"}, &codeq.Options{Shards: 2})
@@ -123,8 +123,8 @@ func TestCheckpointCopiesWhatCannotBeLinked(t *testing.T) {
 	queuetest.RequireTasks(t, "copy", crashed, tasks)
 }
 
-// TestCheckpointLinks: on a real file system too the copy is a queue, shares the tables,
-// and has an identity of its own.
+// TestCheckpointLinks: the copy is a queue on a real file system, too. It shares the tables with
+// the original and has an identity of its own.
 func TestCheckpointLinks(t *testing.T) {
 	root := t.TempDir()
 	t.Chdir(root)
@@ -159,7 +159,7 @@ func TestCheckpointLinks(t *testing.T) {
 	require.ErrorIs(t, err, codeq.ErrCorrupt, "shards of two copies are mixed")
 }
 
-// sharedFiles returns how many files below two directories are the same.
+// sharedFiles returns the number of files that two directories share.
 func sharedFiles(t *testing.T, one, other string) (n int) {
 	t.Helper()
 	filesOf := func(dir string) (infos []fs.FileInfo) {
@@ -182,8 +182,8 @@ func sharedFiles(t *testing.T, one, other string) (n int) {
 	return n
 }
 
-// TestCheckpointShares: a copy by links shares files with the queue; one with Copy shares none, and
-// whatever is done to its files leaves the queue as it was.
+// TestCheckpointShares: a copy by links shares files with the queue. A copy with
+// CheckpointOptions.Copy shares none, and changes of its files do not affect the queue.
 func TestCheckpointShares(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
@@ -217,16 +217,16 @@ func TestCheckpointShares(t *testing.T) {
 	queuetest.RequireTasks(t, dir, nil, tasks)
 }
 
-// TestCheckpointCopyErrors: whichever step of the copy of a file fails, or if ctx ends there, the
-// call says so and leaves nothing behind, and the next call succeeds.
+// TestCheckpointCopyErrors: any step of a file copy may fail, or ctx may end at that step.
+// Checkpoint then returns the error and leaves nothing behind, and the next call succeeds.
 func TestCheckpointCopyErrors(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		steps, fail := 0, 0 // operations on the files that are written; the one that fails
-		var end func()      // in place of the failure
+		steps, fail := 0, 0 // number of operations on the copied files; the failing operation
+		var end func()      // called instead of the failure
 		disk := crashfs.New()
 		hook := &testkit.HookFS{FS: disk, Before: func(op, name string) error {
-			if !strings.HasSuffix(name, ".own") || op == "close" { // it has been synced
+			if !strings.HasSuffix(name, ".own") || op == "close" { // already synced
 				return nil
 			}
 			if steps++; steps != fail {
@@ -272,7 +272,7 @@ func TestCheckpointCopyErrors(t *testing.T) {
 	})
 }
 
-// narrowFS is a file system that tells of so many free bytes below copy.
+// narrowFS is a file system that reports free as the number of free bytes for the copy.
 type narrowFS struct {
 	vfs.FS
 	free uint64
@@ -285,8 +285,8 @@ func (fs *narrowFS) GetDiskUsage(name string) (vfs.DiskUsage, error) {
 	return fs.FS.GetDiskUsage(name)
 }
 
-// TestCheckpointCopyNeedsRoom: a copy of all files leaves MinFreeBytes, or is refused before the
-// first one is written.
+// TestCheckpointCopyNeedsRoom: a copy of all files leaves MinFreeBytes free, or Checkpoint refuses
+// it before it writes the first file.
 func TestCheckpointCopyNeedsRoom(t *testing.T) {
 	t.Parallel()
 	disk := &narrowFS{FS: crashfs.New(), free: 1<<20 + 1000}
@@ -304,7 +304,7 @@ func TestCheckpointCopyNeedsRoom(t *testing.T) {
 	require.NoError(t, q.Close())
 }
 
-// TestCheckpointsAtOnce: they follow each other, and all are made.
+// TestCheckpointsAtOnce: simultaneous calls run one after the other, and all succeed.
 func TestCheckpointsAtOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -323,15 +323,16 @@ func TestCheckpointsAtOnce(t *testing.T) {
 	})
 }
 
-// TestCheckpointErrors: whichever change of the copy's directory fails while its stores are
-// closed, the call says so and leaves nothing behind, the queue goes on, and the next call
-// succeeds.
+// TestCheckpointErrors: any change of the copy's directory may fail while the copy's stores are
+// closed. The call then returns the error and leaves nothing behind, the queue continues, and the
+// next call succeeds.
 func TestCheckpointErrors(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var mu sync.Mutex // guards what follows
-		n, fail := 0, 0   // operations; the one that fails
-		// By directory: a store is open. When it cannot be written is tested elsewhere.
+		var mu sync.Mutex // guards n, fail and open
+		n, fail := 0, 0   // number of operations; the failing operation
+		// True for a directory while its store is open. Other tests cover write errors of an open
+		// store.
 		open := make(map[string]bool)
 		disk := crashfs.New()
 		hook := &testkit.HookFS{FS: disk, Before: func(op, name string) error {
@@ -342,11 +343,11 @@ func TestCheckpointErrors(t *testing.T) {
 			case !strings.HasPrefix(name, "copy"), op == "remove":
 				return nil
 			case op == "close":
-				if path.Ext(name) == ".log" { // the last file that is copied
+				if path.Ext(name) == ".log" { // the last copied file
 					open[dir] = true
 				}
 				return nil
-			case op == "open": // to be synced
+			case op == "open": // for a sync
 				open[dir] = false
 			case open[dir] || open[name]:
 				return nil
@@ -384,9 +385,9 @@ func TestCheckpointErrors(t *testing.T) {
 	})
 }
 
-// TestCheckpointPowerLoss: at whatever moment of a Checkpoint the power fails, the
-// queue is as ever, and the copy is complete, or refused by Open and by the next
-// Checkpoint, or has not been begun.
+// TestCheckpointPowerLoss: the power fails at each moment of a Checkpoint. The queue keeps its
+// tasks. The copy is complete, or Open and the next Checkpoint refuse it, or its directory does not
+// exist yet.
 func TestCheckpointPowerLoss(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -415,7 +416,7 @@ func TestCheckpointPowerLoss(t *testing.T) {
 		require.NoError(t, q.Checkpoint(t.Context(), "copy"))
 		mu.Lock()
 		armed = false
-		images = append(images, disk.CrashClone(vfs.CrashCloneCfg{RNG: rng})) // it had returned
+		images = append(images, disk.CrashClone(vfs.CrashCloneCfg{RNG: rng})) // after Checkpoint returned
 		mu.Unlock()
 		require.NoError(t, q.Close())
 		outcomes := make(map[string]int)
@@ -451,8 +452,8 @@ func TestCheckpointPowerLoss(t *testing.T) {
 	})
 }
 
-// TestCheckpointLeases: a copy has the leases of its moment. Tasks of Run are
-// ready when it is opened, others when their leases expire.
+// TestCheckpointLeases: a copy has the leases of its moment. Tasks of Run are ready when the copy
+// is opened, other tasks when their leases expire.
 func TestCheckpointLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		disk := crashfs.New()
@@ -498,8 +499,8 @@ func TestCheckpointLeases(t *testing.T) {
 	})
 }
 
-// TestCheckpointWaitsForBusyShard: while one shard cannot stop the other one
-// waits, and goes on when the call gives up, which leaves nothing behind.
+// TestCheckpointWaitsForBusyShard: one shard is busy and cannot stop, so the other shard waits.
+// When the call is given up, the waiting shard continues, and the call leaves nothing behind.
 func TestCheckpointWaitsForBusyShard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		disk := crashfs.New()
@@ -554,12 +555,12 @@ func TestCheckpointWaitsForBusyShard(t *testing.T) {
 	})
 }
 
-// TestCheckpointKeepsLimits: what a shard that has stopped would let others do
-// happens after the cut: in a copy, too, a queue has no more leases than its
-// settings allow.
+// TestCheckpointKeepsLimits: a stopped shard completes a task only after the cut. Before the cut,
+// no other shard can use the free place in the limit. So in a copy, too, a queue has no more leases
+// than its settings allow.
 func TestCheckpointKeepsLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		opts := *queuetest.OnDisk(crashfs.New(), &codeq.Options{Shards: 2, GroupCap: 1}) // each operation has a commit of its own
+		opts := *queuetest.OnDisk(crashfs.New(), &codeq.Options{Shards: 2, GroupCap: 1}) // one operation per commit
 		q, err := codeq.Open("queue", &opts)
 		require.NoError(t, err)
 		require.NoError(t, q.Configure(t.Context(), "a", func(s *codeq.Settings) { s.Concurrency = 1 }))
@@ -578,7 +579,7 @@ func TestCheckpointKeepsLimits(t *testing.T) {
 		})
 		synctest.Wait()
 		calls.Go(func() { require.NoError(t, q.Checkpoint(t.Context(), "copy")) })
-		synctest.Wait() // shard 0 has stopped; shard 1 has yet to look at the claim
+		synctest.Wait() // shard 0 has stopped; shard 1 has not seen the claim yet
 		calls.Go(func() { require.NoError(t, q.Complete(t.Context(), first.Receipt, nil)) })
 		synctest.Wait()
 		close(commit)
@@ -594,11 +595,11 @@ func TestCheckpointKeepsLimits(t *testing.T) {
 	})
 }
 
-// TestCheckpointIsOneCut: a copy that is made under load has what had been done
-// before, and nothing of what was begun later; what it has of each producer is a
-// prefix of its calls, over all shards; and when its tasks are done, everything
-// that follows from them has been done once. The queue itself is as if nothing had
-// happened, and the copies stay what they are while it goes on.
+// TestCheckpointIsOneCut: a copy under load contains every operation that ended before it, and no
+// operation that began after it. For each producer, it contains a prefix of the producer's calls,
+// over all shards. When the tasks of the copy are done, each of their follow-ups is done exactly
+// once. The checkpoint does not affect the queue, and later changes of the queue do not affect the
+// copies.
 func TestCheckpointIsOneCut(t *testing.T) {
 	t.Parallel()
 	levels := []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk, codeq.DurabilityNone}
@@ -631,8 +632,7 @@ func TestCheckpointIsOneCut(t *testing.T) {
 	}
 }
 
-// TestCheckpointOfFailedShard: the error says which shard has failed, and the
-// others go on.
+// TestCheckpointOfFailedShard: the error names the failed shard, and the other shards continue.
 func TestCheckpointOfFailedShard(t *testing.T) {
 	f := queuetest.NewFailingQueue(t, codeq.DurabilityProcess, crashfs.New())
 	err := inspect.Of(f.Queue).Owner(1, func(o *inspect.Owner) error {

@@ -26,13 +26,12 @@ import (
 	"codeq/internal/testbase"
 )
 
-// decodable makes the operation of a kind as a node does that is called.
+// decodable returns an empty operation of a kind, as the called node creates it for decoding.
 func decodable(kind callKind) request {
 	return verbs[kind].new("caller")
 }
 
-// sampleCalls is an operation of every kind with all of its arguments, and with
-// an outcome.
+// sampleCalls returns an operation of every kind, with all of its arguments and with an outcome.
 func sampleCalls() map[string]request {
 	id := func(n byte) ID { return ID{15: n} }
 	receipt := Receipt{ID: id(9), Token: 1 << 60}
@@ -109,7 +108,7 @@ func scheduleCall() request {
 	return rule(callSetSchedule, &call.SetSchedule{Name: "s", Value: s.value(), Times: times})
 }
 
-// TestCallsTravel: what is sent of an operation, and of its outcome, arrives.
+// TestCallsTravel: an operation and its outcome stay the same when nodes send them.
 func TestCallsTravel(t *testing.T) {
 	seen := make(map[callKind]bool)
 	for name, op := range sampleCalls() {
@@ -124,7 +123,7 @@ func TestCallsTravel(t *testing.T) {
 
 			reply := op.encodeReply(nil)
 			back := decodable(kind)
-			require.NoError(t, parse(args, back.decode)) // the caller has them
+			require.NoError(t, parse(args, back.decode)) // the caller knows the arguments
 			require.NoError(t, parse(reply, back.decodeReply))
 			require.Equal(t, reply, back.encodeReply(nil), "outcome")
 			if len(args) > 0 {
@@ -141,8 +140,8 @@ func TestCallsTravel(t *testing.T) {
 	}
 }
 
-// TestFarTimesTravel: a list may have any bounds, and a task is shown whose RunAt is as late as can
-// be, wherever nodes are.
+// TestFarTimesTravel: the time bounds of a list may be any times, and the RunAt of a task may be
+// the latest possible time. Nodes in any time zone read the same times.
 func TestFarTimesTravel(t *testing.T) {
 	local := time.Local
 	time.Local = time.FixedZone("east", 12*3600)
@@ -174,7 +173,7 @@ func TestFarTimesTravel(t *testing.T) {
 	require.True(t, there.list.From.IsZero() && there.list.To.IsZero())
 }
 
-// TestNoTaskTravels: an answer without the task that it is about is malformed.
+// TestNoTaskTravels: an answer without its task is malformed.
 func TestNoTaskTravels(t *testing.T) {
 	require.Error(t, parse([]byte("null"), new(readOp).decodeReply))
 	reply := (&readOp{completion: newCompletion(callPage), list: pageOf(listing.Query{State: engine.Done}, listed{Task: new(TaskInfo)})}).encodeReply(nil)
@@ -188,7 +187,7 @@ func TestNoTaskTravels(t *testing.T) {
 	}
 }
 
-// TestErrorsTravel: what callers branch on is the same on every node.
+// TestErrorsTravel: the errors that callers check are the same on every node.
 func TestErrorsTravel(t *testing.T) {
 	receipt := Receipt{ID: ID{1}, Token: 2}
 	for _, err := range []error{
@@ -233,8 +232,8 @@ func TestErrorsTravel(t *testing.T) {
 	require.ErrorContains(t, old, "another version")
 }
 
-// FuzzCalls: what another node sends is refused, or is an operation, or the
-// outcome of one, that can be sent on as it is.
+// FuzzCalls: bytes from another node are refused, or they are an operation or an outcome that this
+// node can send on unchanged.
 func FuzzCalls(f *testing.F) {
 	for _, op := range sampleCalls() {
 		kind, args := op.base().kind, op.encode(nil)
@@ -266,7 +265,7 @@ func FuzzCalls(f *testing.F) {
 	})
 }
 
-// FuzzErrors: an error of another node, or process, is the same again when it is sent on to a
+// FuzzErrors: an error of another node or process stays the same when this process sends it on to a
 // program.
 func FuzzErrors(f *testing.F) {
 	for _, err := range []error{ErrEmpty, cluster.ErrBehind, engine.LeaseLost(engine.Receipt{}, true), &DuplicateError{Key: "k"}, &InvalidError{"f", 3, "l"}} {
@@ -287,7 +286,7 @@ func FuzzErrors(f *testing.F) {
 	})
 }
 
-// TestClusterOptions: what cannot be is refused before anything is made.
+// TestClusterOptions: Open refuses invalid options before it creates anything.
 func TestClusterOptions(t *testing.T) {
 	dir := t.TempDir() + "/q"
 	peers := []Peer{{"a", "1:1"}, {"a", "2:2"}}
@@ -321,14 +320,14 @@ func TestClusterOptions(t *testing.T) {
 	require.Equal(t, 10*time.Second, o.Cluster.CallTimeout)
 }
 
-// pageOf is a reader that has read a page.
+// pageOf returns a lister that has read a page.
 func pageOf(q listing.Query, page ...listed) *lister {
 	l := newLister(q)
 	l.Page = page
 	return l
 }
 
-// pagedOf is a lister of a page that is under way.
+// pagedOf returns a lister in the middle of a list, with a filter, limits and positions.
 func pagedOf(page ...listed) *lister {
 	l := pageOf(listing.Query{State: engine.Done, Queue: "a", Tenants: []string{"t"}}, page...)
 	at := func(n byte) *listing.Position {
@@ -340,7 +339,7 @@ func pagedOf(page ...listed) *lister {
 	return l
 }
 
-// What the fuzzer finds is kept in testdata/fuzz; .ci/fuzz runs all targets.
+// The findings of the fuzzer are in testdata/fuzz; .ci/fuzz runs all targets.
 
 // loneNode opens a cluster of one node that leads its shards.
 func loneNode(t testing.TB, shards int) *Queue {
@@ -362,14 +361,13 @@ func loneNode(t testing.TB, shards int) *Queue {
 	return q
 }
 
-// FuzzServe: an operation that another node has sent, whatever it says, is
-// refused or resolved; and the shard goes on.
+// FuzzServe: a shard refuses or resolves any operation of another node, and continues.
 func FuzzServe(f *testing.F) {
 	for _, op := range sampleCalls() {
 		kind, args := op.base().kind, op.encode(nil)
 		f.Add(byte(kind), args)
 	}
-	bad := engine.NewTask{Key: engine.LaneKey{Queue: "a"}, Rec: []byte{1<<6 | 1<<5, 1, 'e', 9}} // headers that are not there
+	bad := engine.NewTask{Key: engine.LaneKey{Queue: "a"}, Rec: []byte{1<<6 | 1<<5, 1, 'e', 9}} // its headers are missing
 	strange := engine.NewTask{Key: engine.LaneKey{Queue: "a", Priority: 200}, Rec: []byte{0}}
 	for _, op := range []request{
 		&produceOp{completion: newCompletion(callProduce), tasks: []engine.NewTask{bad}}, &produceOp{completion: newCompletion(callProduce), tasks: []engine.NewTask{strange}},
@@ -389,10 +387,10 @@ func FuzzServe(f *testing.F) {
 	}
 	q := loneNode(f, 3)
 	f.Fuzz(func(t *testing.T, kind byte, args []byte) {
-		if callKind(kind) == callMember || callKind(kind) == callBarrier { // the shard does as it is told
+		if callKind(kind) == callMember || callKind(kind) == callBarrier { // the shard obeys these calls
 			return
 		}
-		op, err := q.requestOf(kind, "caller", bytes.Clone(args)) // the shard keeps what it is given
+		op, err := q.requestOf(kind, "caller", bytes.Clone(args)) // the shard keeps args
 		if err != nil {
 			return
 		}
@@ -404,13 +402,13 @@ func FuzzServe(f *testing.F) {
 			}
 		}
 		require.NoError(t, s.inbox.Pass(op))
-		for range 3 { // until what follows from it has been done, too
+		for range 3 { // until its follow-up work is done, too
 			require.NoError(t, s.probe(func(*shard) error { return nil }))
 		}
 		if waits, ok := op.(abandoned); ok {
 			waits.abandon(s)
 		}
-		for i, r := range q.replicas { // what it has sent to the others is good
+		for i, r := range q.replicas { // its messages to the other shards are valid
 			require.NoError(t, r.group.Failure(), "shard %d", i)
 		}
 		require.Same(t, s, q.shard(0))

@@ -53,8 +53,8 @@ func TestLeaseExpires(t *testing.T) {
 	})
 }
 
-// TestExpiryWakesAWaiter: a task is handed on within 50 ms of its lease's end,
-// without any call that would remind the shard.
+// TestExpiryWakesAWaiter: when a lease ends, the shard hands the task on within 50 ms, without a
+// call that would wake the shard.
 func TestExpiryWakesAWaiter(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
 		ctx := context.Background()
@@ -82,9 +82,9 @@ func TestLeaseForOfTheTask(t *testing.T) {
 	})
 }
 
-// TestOrderWithClockSetBack: a task that returns to its lane again and again
-// stands behind what was ready before, and before what becomes ready later, also
-// while the wall clock is behind the time by which the lane is ordered.
+// TestOrderWithClockSetBack: a task returns to its lane many times. Each time it goes behind the
+// tasks that were ready before, and ahead of tasks that become ready later. This holds also while
+// the wall clock is behind the time that orders the lane.
 func TestOrderWithClockSetBack(t *testing.T) {
 	t.Parallel()
 	const others = 20
@@ -133,7 +133,7 @@ func TestOrderWithClockSetBack(t *testing.T) {
 						queuetest.Produce(t, q, codeq.Task{Queue: "a"})
 					}
 					set(time.Hour)
-					queuetest.Produce(t, q, codeq.Task{Queue: "a"}) // of the future
+					queuetest.Produce(t, q, codeq.Task{Queue: "a"}) // its time is in the future
 					set(-2 * time.Hour)
 					turns := 0
 					for range others + 1 {
@@ -159,8 +159,8 @@ func TestOrderWithClockSetBack(t *testing.T) {
 	}
 }
 
-// TestHungTaskGoesBehind: a task whose lease runs out keeps its place the first time, and
-// goes behind the others of its lane the second time. Restarts do not count.
+// TestHungTaskGoesBehind: when its lease expires for the first time, a task keeps its place. The
+// second time, it goes behind the other tasks of its lane. Restarts do not count.
 func TestHungTaskGoesBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fs, ctx := crashfs.New(), context.Background()
@@ -205,8 +205,8 @@ func TestHungTaskGoesBehind(t *testing.T) {
 	})
 }
 
-// TestMassExpiry: a hundred thousand leases that end at once are all taken
-// back, in many groups between which other claims are served.
+// TestMassExpiry: 100,000 leases end at the same time. The shard takes all of them back in many
+// groups, and serves other claims between the groups.
 func TestMassExpiry(t *testing.T) {
 	t.Parallel()
 	n := testkit.Sized(10_000, 100_000)
@@ -243,9 +243,9 @@ func TestMassExpiry(t *testing.T) {
 	})
 }
 
-// TestWallClockJumps: a clock that is set does not disturb leases while the
-// queue is open, never prolongs them over a restart, and makes scheduled tasks
-// ready within a minute of the time that it shows.
+// TestWallClockJumps: while the queue is open, a change of the wall clock does not affect leases.
+// Over a restart, it never makes a lease longer. A scheduled task becomes ready within one minute
+// after the clock shows its time.
 func TestWallClockJumps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := context.Background()
@@ -254,7 +254,7 @@ func TestWallClockJumps(t *testing.T) {
 		inspect.Options(opts).Wall = func() time.Time { return time.Now().Add(time.Duration(offset.Load())) }
 		q, err := codeq.Open("queue", opts)
 		require.NoError(t, err)
-		step := func(d time.Duration) { // as nobody's call: the owner reads the clock when it wakes
+		step := func(d time.Duration) { // without a call: the owner reads the clock when it wakes
 			synctest.Wait()
 			offset.Add(int64(d))
 		}
@@ -293,13 +293,13 @@ func TestWallClockJumps(t *testing.T) {
 	})
 }
 
-// TestHotPathKeys: a cycle of a task by itself costs what the layout promises,
-// and no reads; many in one group cost less.
+// TestHotPathKeys: the life of a single task costs the keys that the layout promises, and no reads.
+// Many tasks in one group cost fewer keys for each task.
 func TestHotPathKeys(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
 		ctx := context.Background()
 		queuetest.Produce(t, q, codeq.Task{Queue: "a"})
-		require.NoError(t, q.Complete(ctx, queuetest.ClaimNow(t, q, "a").Receipt, nil)) // makes the lane
+		require.NoError(t, q.Complete(ctx, queuetest.ClaimNow(t, q, "a").Receipt, nil)) // creates the lane
 		counting := new(queuetest.CountingCommitter)
 		require.NoError(t, inspect.Of(q).Owner(0, func(s *inspect.Owner) error {
 			counting.Committer, s.Commit = s.Commit, counting
@@ -322,8 +322,8 @@ func TestHotPathKeys(t *testing.T) {
 
 var reapMiB = flag.Int("reap.mib", 0, "TestReapOfLargeRecords: 66 tasks of so many MiB each, at most 64, on disk")
 
-// TestReapOfLargeRecords: leases of a process that has died are taken back at Open, few at a
-// time if the records are large.
+// TestReapOfLargeRecords: Open takes back the leases of a dead process. If the records are large,
+// it takes back few leases at a time.
 func TestReapOfLargeRecords(t *testing.T) {
 	t.Parallel()
 	n, size, dir := 16, 512<<10, "queue"
@@ -357,15 +357,16 @@ func TestReapOfLargeRecords(t *testing.T) {
 	st, err := q.StorageStats()
 	require.NoError(t, err)
 	steps := st.Shards[0].Upkeep
-	unit := int64(2*size + 2000) // a record is read, and written
+	unit := int64(2*size + 2000) // one read and one write of a record
 	require.LessOrEqual(t, steps[codeq.UpkeepReap].MaxBytes, unit+engine.GroupBytes/2)
 	require.LessOrEqual(t, steps[codeq.UpkeepCommit].MaxBytes, unit+engine.GroupBytes)
 	require.GreaterOrEqual(t, steps[codeq.UpkeepReap].Count, int64(n/2))
 	require.NoError(t, queuetest.CheckAll(q))
 }
 
-// TestStallEndsNoLease: a worker that asks in time keeps its lease, or ends it, however
-// late the owner gets to it; whoever asks too late has lost it, and so has who has died.
+// TestStallEndsNoLease: a worker's call before the deadline extends or ends its lease, even if the
+// owner processes the call late. A later call returns ErrLeaseLost. The lease of a dead worker
+// ends, too.
 func TestStallEndsNoLease(t *testing.T) {
 	verbs := map[string]func(*codeq.Queue, codeq.Receipt) error{
 		"complete": func(q *codeq.Queue, r codeq.Receipt) error { return q.Complete(context.Background(), r, nil) },
@@ -383,7 +384,7 @@ func TestStallEndsNoLease(t *testing.T) {
 					queuetest.Produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
 					l, dead := queuetest.ClaimNow(t, q, "a"), queuetest.ClaimNow(t, q, "a")
 					open := queuetest.Shut(t, q, 0)
-					for range 5 { // one for the commit that stalls, the others are before the verb
+					for range 5 { // one for the stalled commit, four ahead of the verb
 						go func() { _, _ = q.Produce(context.Background(), codeq.Task{Queue: "b"}) }()
 						synctest.Wait()
 					}
@@ -405,8 +406,8 @@ func TestStallEndsNoLease(t *testing.T) {
 	}
 }
 
-// TestLateForLease: without a stall, what comes after the deadline comes too late, and
-// what comes before it does not, also if the owner decides it in a later group.
+// TestLateForLease: without a stall, a call after the deadline is too late. A call before the
+// deadline is in time, even if the owner processes it in a later group.
 func TestLateForLease(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{LeaseFor: time.Second, GroupCap: 1}, func(t *testing.T, q *codeq.Queue) {
 		queuetest.Produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
@@ -430,7 +431,7 @@ func TestLateForLease(t *testing.T) {
 	})
 }
 
-// TestStallOfGrant: a lease that was granted in a commit longer than itself is good for work.
+// TestStallOfGrant: a lease is usable even if the commit of its grant takes longer than the lease.
 func TestStallOfGrant(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{LeaseFor: 30 * time.Second}, func(t *testing.T, q *codeq.Queue) {
 		queuetest.Produce(t, q, codeq.Task{Queue: "a"})
@@ -445,7 +446,7 @@ func TestStallOfGrant(t *testing.T) {
 	})
 }
 
-// TestStallsUnderRun: Run renews in time whatever the owner does, and so every task is run once.
+// TestStallsUnderRun: Run renews in time, however long the owner stalls, so every task runs once.
 func TestStallsUnderRun(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{LeaseFor: 30 * time.Second}, func(t *testing.T, q *codeq.Queue) {
 		rng := testkit.Seeded(t)
@@ -488,8 +489,8 @@ func TestStallsUnderRun(t *testing.T) {
 	})
 }
 
-// TestStalledShardCostsNoLeaseElsewhere: while one shard cannot commit, the
-// leases of another are renewed.
+// TestStalledShardCostsNoLeaseElsewhere: while one shard cannot commit, Run renews the leases of
+// another shard.
 func TestStalledShardCostsNoLeaseElsewhere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{Shards: 2, LeaseFor: 10 * time.Second})

@@ -30,14 +30,14 @@ import (
 	"codeq/test/queuetest"
 )
 
-// served is a queue that this process serves, and a program beside it.
+// served is a queue that this process serves to other programs.
 type served struct {
 	*codeq.Queue
 	dir   string
 	began <-chan string // the paths of sockets
 }
 
-// openServed opens a queue in a directory that can be served.
+// openServed opens a queue in a directory, ready for serve.
 func openServed(t *testing.T, dir string, opts codeq.Options) *served {
 	t.Helper()
 	began := make(chan string, 100)
@@ -49,7 +49,7 @@ func openServed(t *testing.T, dir string, opts codeq.Options) *served {
 	return &served{q, dir, began}
 }
 
-// socketWatch tells which sockets are opened.
+// socketWatch sends the path of each socket that the queue opens.
 type socketWatch struct {
 	slog.Handler
 	began chan<- string
@@ -63,7 +63,7 @@ func (w socketWatch) Handle(ctx context.Context, r slog.Record) error {
 }
 func (w socketWatch) WithAttrs([]slog.Attr) slog.Handler { return w }
 
-// serve serves the queue until stop is called, or the test has ended.
+// serve serves the queue until the call of stop or the end of the test.
 func (s *served) serve(t *testing.T) (socket string, stop func() error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -94,8 +94,8 @@ func (s *served) client(t *testing.T) *codeq.Queue {
 	return c
 }
 
-// TestLocalShowsTheSame: a program beside the process is shown what the process shows, of a queue
-// with something of all that one may have.
+// TestLocalShowsTheSame: another program sees the same queue as the process. The golden queue has
+// an example of everything that a queue can store.
 func TestLocalShowsTheSame(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "queue")
@@ -122,7 +122,7 @@ func TestLocalShowsTheSame(t *testing.T) {
 	require.Len(t, stats.Shards[0].Upkeep, len(own.Shards[0].Upkeep))
 }
 
-// TestLocalOddNames: a program sees names and keys with controls as they are.
+// TestLocalOddNames: another program gets names and keys with control characters unchanged.
 func TestLocalOddNames(t *testing.T) {
 	t.Parallel()
 	s := openServed(t, t.TempDir(), codeq.Options{Shards: 2})
@@ -130,7 +130,7 @@ func TestLocalOddNames(t *testing.T) {
 	queuetest.RequireOddTexts(t, s.Queue, s.client(t))
 }
 
-// TestLocalSteers: what a program does to the queue is done.
+// TestLocalSteers: the changes of another program take effect in the queue.
 func TestLocalSteers(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -161,7 +161,7 @@ func TestLocalSteers(t *testing.T) {
 	require.NoError(t, c.Cancel(ctx, ids[1]))
 	require.ErrorIs(t, c.Cancel(ctx, codeq.ID{1}), codeq.ErrNotFound)
 
-	// A receipt of the process is good beside it.
+	// Another program can use a receipt of the process.
 	require.NoError(t, c.Extend(ctx, queuetest.ClaimNow(t, s.Queue, "b").Receipt, time.Hour))
 	l := queuetest.ClaimNow(t, s.Queue, "a")
 	awaited := make(chan *codeq.Outcome)
@@ -236,8 +236,8 @@ func TestLocalSteers(t *testing.T) {
 	require.NoError(t, queuetest.CheckAll(s.Queue))
 }
 
-// TestLocalVerbs: each verb of a Queue is carried out by the process, or refused as one that cannot
-// be, and none has been forgotten. What ctx ends with, and the end of the program, is told as ever.
+// TestLocalVerbs: the process executes each method of a Queue for the program, or refuses it as
+// unsupported. The test covers every method. An ended ctx and a closed queue give the usual errors.
 func TestLocalVerbs(t *testing.T) {
 	t.Parallel()
 	s := openServed(t, t.TempDir(), codeq.Options{Shards: 2})
@@ -247,9 +247,9 @@ func TestLocalVerbs(t *testing.T) {
 	codeq.Handle(&m, "run", func(context.Context, *codeq.Job[[]byte]) error { return nil })
 	cause := errors.New("the user left")
 	verbs := everyVerb(t, c, &m)
-	waits := []string{"Await", "WaitIdle"} // first: the others may end what these wait for
+	waits := []string{"Await", "WaitIdle"} // first, since the other methods may end these waits
 	others := slices.DeleteFunc(slices.Collect(maps.Keys(verbs)), func(name string) bool {
-		return slices.Contains(waits, name) || name == "Subscribe" // which waits for events
+		return slices.Contains(waits, name) || name == "Subscribe" // it waits for events
 	})
 	for _, name := range slices.Concat(waits, others) {
 		verb := verbs[name]
@@ -293,7 +293,8 @@ func TestLocalVerbs(t *testing.T) {
 	}
 }
 
-// TestLocalEvents: a program has the events of the process, until it or the process is closed.
+// TestLocalEvents: a program receives the events of the process until the program closes its queue
+// or the process stops serving.
 func TestLocalEvents(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -319,7 +320,7 @@ func TestLocalEvents(t *testing.T) {
 		}
 	}
 	require.Zero(t, sub.Lost())
-	for got := uint64(2); short.Lost()+got < 4*n; { // when all have come
+	for got := uint64(2); short.Lost()+got < 4*n; { // until all events have arrived
 		runtime.Gosched()
 	}
 	short.Close()
@@ -333,7 +334,7 @@ func TestLocalEvents(t *testing.T) {
 	require.False(t, queuetest.Watched(s.Queue), "subscriptions have ended with their connection")
 	s.serve(t)
 	for sub, err = c.Subscribe(codeq.SubscribeOptions{}); err != nil; sub, err = c.Subscribe(codeq.SubscribeOptions{}) {
-		require.ErrorIs(t, err, codeq.ErrNotServed) // it tries again after a moment
+		require.ErrorIs(t, err, codeq.ErrNotServed) // the client connects again after a short pause
 	}
 	queuetest.Produce(t, s.Queue, codeq.Task{Queue: "a"})
 	_, err = sub.Next(ctx)
@@ -345,15 +346,15 @@ func TestLocalEvents(t *testing.T) {
 	require.Zero(t, sub.Lost())
 }
 
-// TestLocalManyEvents: a program that uses all subscriptions that there are makes calls as well. It
-// waits before it makes more of them than the process accepts at a time.
+// TestLocalManyEvents: a program with the maximum number of subscriptions can still make calls. It
+// waits before it makes more calls at a time than the process accepts.
 func TestLocalManyEvents(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	s := openServed(t, t.TempDir(), codeq.Options{Shards: 1})
 	s.serve(t)
 	c := s.client(t)
-	const most, mostWaits = 100, 80 // subscriptions, and calls; calls that may take long
+	const most, mostWaits = 100, 80 // limit of subscriptions and of calls; limit of long calls
 	var subs [most]*codeq.Subscription
 	for i := range subs {
 		sub, err := c.Subscribe(codeq.SubscribeOptions{Kinds: []codeq.EventKind{codeq.EventProduced}})
@@ -364,7 +365,7 @@ func TestLocalManyEvents(t *testing.T) {
 	require.ErrorIs(t, err, codeq.ErrNotServed)
 	id := queuetest.Produce(t, s.Queue, codeq.Task{Queue: "a", RunAt: time.Now().Add(time.Hour), Retention: time.Hour})[0]
 	var calls errgroup.Group
-	for range most { // they wait for long
+	for range most { // long calls
 		calls.Go(func() error { _, err := c.Await(ctx, id); return err })
 	}
 	for queuetest.Awaiting(t, []*codeq.Queue{s.Queue}, id) < mostWaits {
@@ -390,8 +391,8 @@ func TestLocalManyEvents(t *testing.T) {
 	sub.Close()
 }
 
-// TestLocalGivenUpCalls: a call that is given up takes a place at the process for a while longer,
-// of which others of the program do not hear.
+// TestLocalGivenUpCalls: an abandoned call keeps its slot in the process for a while. This causes
+// no errors in other calls of the program.
 func TestLocalGivenUpCalls(t *testing.T) {
 	t.Parallel()
 	s := openServed(t, t.TempDir(), codeq.Options{Shards: 1})
@@ -419,8 +420,8 @@ func TestLocalGivenUpCalls(t *testing.T) {
 	require.NoError(t, callers.Wait())
 }
 
-// TestLocalHistory: a program sees what a handler says, while it runs and afterwards, and who has
-// worked on a task.
+// TestLocalHistory: a program sees the progress and metadata of a handler, during the attempt and
+// afterwards, and the worker's name in the history.
 func TestLocalHistory(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -454,8 +455,8 @@ func TestLocalHistory(t *testing.T) {
 	require.Equal(t, codeq.EventCompleted, info.History[0].Outcome)
 }
 
-// TestLocalEnds: serving ends with its ctx and with the queue, and leaves nothing behind; it can
-// begin again, and then the same program goes on.
+// TestLocalEnds: serving ends with its ctx or with the queue, and leaves no files and no goroutines
+// behind. The process can serve again, and the same program then continues.
 func TestLocalEnds(t *testing.T) {
 	leaks := testkit.WatchLeaks()
 	ctx := t.Context()
@@ -488,7 +489,7 @@ func TestLocalEnds(t *testing.T) {
 	require.NotErrorIs(t, err, codeq.ErrUncertain)
 
 	_, stop = s.serve(t)
-	for _, err = c.Get(ctx, id); err != nil; _, err = c.Get(ctx, id) { // it tries again after a moment
+	for _, err = c.Get(ctx, id); err != nil; _, err = c.Get(ctx, id) { // the client connects again after a short pause
 		require.ErrorIs(t, err, codeq.ErrNotServed)
 	}
 	require.NoError(t, s.Close())
@@ -499,8 +500,8 @@ func TestLocalEnds(t *testing.T) {
 	leaks.Require(t, "closed")
 }
 
-// The child serves the queue in the first directory, or waits for a task in the queue that is
-// served in the second one, until it is killed.
+// The child process serves the queue in the first directory, or waits for a task in the served
+// queue of the second directory. It runs until the test kills it.
 const serveDirEnv, awaitDirEnv = "CODEQ_SERVE_DIR", "CODEQ_AWAIT_DIR"
 
 func TestHelperProcessServes(t *testing.T) {
@@ -524,8 +525,8 @@ func TestHelperProcessServes(t *testing.T) {
 	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
-// TestLocalLeftOver: what a process leaves that was killed while it served is replaced, wherever
-// its socket is; until then nobody serves the queue.
+// TestLocalLeftOver: a process that is killed leaves its socket behind. The next process replaces
+// the socket, wherever it is. Until then, programs get ErrNotServed.
 func TestLocalLeftOver(t *testing.T) {
 	temp := t.TempDir()
 	t.Setenv("TMPDIR", temp)
@@ -538,7 +539,7 @@ func TestLocalLeftOver(t *testing.T) {
 		require.ErrorIs(t, err, codeq.ErrLocked)
 		id := queuetest.Produce(t, c, codeq.Task{Queue: "a"})[0]
 		kill()
-		for err = nil; err == nil || errors.Is(err, codeq.ErrUncertain); { // until it has noticed
+		for err = nil; err == nil || errors.Is(err, codeq.ErrUncertain); { // until the client notices the end of the process
 			_, err = c.Produce(t.Context(), codeq.Task{Queue: "b"})
 		}
 		require.ErrorIs(t, err, codeq.ErrNotServed)
@@ -570,7 +571,8 @@ func TestLocalLeftOver(t *testing.T) {
 	}
 }
 
-// TestLocalPathTooLong: if no directory has a path that is short enough, the error says so.
+// TestLocalPathTooLong: if the paths below the queue's directory and TMPDIR are too long, the
+// socket is in /tmp. A relative XDG_RUNTIME_DIR is ignored.
 func TestLocalPathTooLong(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("/tmp cannot be left out")
@@ -586,8 +588,8 @@ func TestLocalPathTooLong(t *testing.T) {
 	require.NoDirExists(t, filepath.Dir(socket))
 }
 
-// TestLocalKilledProgram: a program that is killed in the middle of its calls leaves nothing with
-// the process.
+// TestLocalKilledProgram: a program that is killed during its calls leaves no goroutine and no
+// subscription in the process.
 func TestLocalKilledProgram(t *testing.T) {
 	s := openServed(t, t.TempDir(), codeq.Options{Shards: 1})
 	s.serve(t)
@@ -607,7 +609,7 @@ func TestLocalKilledProgram(t *testing.T) {
 	require.True(t, queuetest.Watched(s.Queue))
 	stacks := make([]byte, 1<<22)
 	for !bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("localsocket.(*subscriptions).next(")) {
-		runtime.Gosched() // the subscription ends with a call that waits for events
+		runtime.Gosched() // the end of this waiting call ends the subscription
 	}
 	kill()
 	leaks.Require(t, "when the program was killed")
@@ -615,8 +617,8 @@ func TestLocalKilledProgram(t *testing.T) {
 	queuetest.Produce(t, s.Queue, codeq.Task{Queue: "a"})
 }
 
-// TestLocalDirectoryIsPrivate: neither side trusts a directory of the socket that is a link, a
-// file, or open to others, and what is no socket is not removed.
+// TestLocalDirectoryIsPrivate: the process and the program refuse a socket directory that is a
+// link, a file, or open to other users. The process does not remove a file that is not a socket.
 func TestLocalDirectoryIsPrivate(t *testing.T) {
 	t.Parallel()
 	s := openServed(t, t.TempDir(), codeq.Options{})
@@ -671,8 +673,8 @@ func TestLocalDirectoryIsPrivate(t *testing.T) {
 	require.NoError(t, stop())
 }
 
-// TestLocalFormats: a program of a build that knows another format is told so by the process, and
-// tells so of the process.
+// TestLocalFormats: a process and a program with different formats refuse each other, and the error
+// says so.
 func TestLocalFormats(t *testing.T) {
 	t.Parallel()
 	s := openServed(t, t.TempDir(), codeq.Options{Shards: 1})
@@ -695,7 +697,7 @@ func TestLocalFormats(t *testing.T) {
 		require.Equal(t, peer.RefusedFormat, refused.Reason)
 		require.NoError(t, n.Close())
 	}
-	// Calls that programs do not send, such as those of nodes, and of Raft.
+	// The process refuses calls that programs do not send, such as calls of nodes and of Raft.
 	n := peer.New(peer.Config{
 		Identity: peer.Identity{Cluster: id, ID: peer.ID{1}, Name: "client"},
 		Formats:  peer.Formats{Newest: manifest.Format, Least: manifest.Format}, Dial: dial,
@@ -726,7 +728,7 @@ func TestLocalFormats(t *testing.T) {
 	}
 }
 
-// TestLocalNode: a program beside a node of a cluster calls all shards, whoever leads them, and
+// TestLocalNode: a program beside a cluster node calls all shards, whichever node leads them, and
 // changes the members.
 func TestLocalNode(t *testing.T) {
 	ctx := t.Context()
@@ -750,7 +752,7 @@ func TestLocalNode(t *testing.T) {
 	c := nodes[1].client(t)
 	require.NoError(t, c.WaitReady(ctx))
 	for shard := range 2 {
-		require.Eventually(t, func() bool { // unless it is under way
+		require.Eventually(t, func() bool { // a transfer may be under way already
 			return c.TransferLeadership(ctx, shard, peers[shard].Node) == nil
 		}, 20*time.Second, 10*time.Millisecond)
 	}
@@ -801,7 +803,7 @@ func readerCounts(t *testing.T, dir, queue string) codeq.Counts {
 	return counts[queue]
 }
 
-// TestLocalWorkers: a program sees the workers of the process, and lets them be quiet.
+// TestLocalWorkers: a program sees the workers of the process and can make them quiet.
 func TestLocalWorkers(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -841,7 +843,8 @@ func TestLocalWorkers(t *testing.T) {
 	require.NoError(t, <-ended)
 }
 
-// TestNoCluster: a queue by itself is no cluster, nor its directory that of a node beside others.
+// TestNoCluster: a queue without Options.Cluster refuses cluster methods, and its directory cannot
+// be opened as a node of a cluster.
 func TestNoCluster(t *testing.T) {
 	dir := t.TempDir()
 	q, err := codeq.Open(dir, nil)
