@@ -18,13 +18,13 @@ import (
 	"codeq/test/queuetest"
 )
 
-// awaited is what a call of Await has returned.
+// awaited is the result of a call of Await.
 type awaited struct {
 	*codeq.Outcome
 	err error
 }
 
-// await calls Await, and returns when it waits or has returned.
+// await calls Await, and returns when the call waits or has returned.
 func await(ctx context.Context, q *codeq.Queue, id codeq.ID) chan awaited {
 	c := make(chan awaited, 1)
 	go func() {
@@ -35,8 +35,8 @@ func await(ctx context.Context, q *codeq.Queue, id codeq.ID) chan awaited {
 	return c
 }
 
-// TestAwait: whoever waits for a task learns how it has ended, at that moment.
-// Who asks later does so as long as the task is kept.
+// TestAwait: a call that waits for a task returns its outcome at the moment when the task ends. A
+// later call returns the outcome, too, even if the task is not kept.
 func TestAwait(t *testing.T) {
 	ctx := context.Background()
 	for _, shards := range []int{1, 3} {
@@ -122,8 +122,8 @@ func allTasks(t *testing.T, q *codeq.Queue) map[codeq.ID]*codeq.TaskInfo {
 	return tasks
 }
 
-// TestAwaitTasksThatWait: a task may be awaited that is scheduled or blocked,
-// and that ends by the end of another.
+// TestAwaitTasksThatWait: Await accepts a scheduled or blocked task, and a task that ends with
+// another task.
 func TestAwaitTasksThatWait(t *testing.T) {
 	ctx := context.Background()
 	for _, shards := range []int{1, 3} {
@@ -147,8 +147,8 @@ func TestAwaitTasksThatWait(t *testing.T) {
 	}
 }
 
-// TestAwaitLate: how a task has ended that is not kept is told for a while, but not after a
-// restart, and not of a task that was kept and has gone.
+// TestAwaitLate: for about ten minutes, Await returns the outcome of an ended task that is not
+// kept, but not after a restart. A kept task has no outcome after its retention.
 func TestAwaitLate(t *testing.T) {
 	ctx := context.Background()
 	synctest.Test(t, func(t *testing.T) {
@@ -194,8 +194,8 @@ func TestAwaitLate(t *testing.T) {
 	})
 }
 
-// TestAwaitRedriven: a dead letter has ended; redriven, it ends anew. Purged, it
-// is no more.
+// TestAwaitRedriven: a dead letter has ended, and Await returns its outcome. After a redrive, Await
+// waits for the next end. After a purge, it returns ErrNotFound.
 func TestAwaitRedriven(t *testing.T) {
 	ctx := context.Background()
 	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
@@ -229,8 +229,8 @@ func TestAwaitUnknown(t *testing.T) {
 	}
 }
 
-// TestAwaitOverRestart: who waits when the queue is closed gets ErrClosed, and
-// may wait again when it is open again.
+// TestAwaitOverRestart: a call that waits while the queue is closed returns ErrClosed. After the
+// next Open, a new call can wait for the same task.
 func TestAwaitOverRestart(t *testing.T) {
 	ctx := context.Background()
 	synctest.Test(t, func(t *testing.T) {
@@ -255,7 +255,7 @@ func TestAwaitOverRestart(t *testing.T) {
 	})
 }
 
-// TestAwaitInFailedShard: who waits for a task of a shard that fails is told.
+// TestAwaitInFailedShard: when a shard fails, the calls that wait for its tasks return an error.
 func TestAwaitInFailedShard(t *testing.T) {
 	ctx := context.Background()
 	synctest.Test(t, func(t *testing.T) {
@@ -271,8 +271,8 @@ func TestAwaitInFailedShard(t *testing.T) {
 	})
 }
 
-// TestAwaitSweep: callers that have given up leave no memory behind, beyond a
-// bound, and do not take those along that wait.
+// TestAwaitSweep: abandoned calls leave a bounded amount of memory behind, and the sweep does not
+// remove calls that still wait.
 func TestAwaitSweep(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
 		const patient, impatient = 10, 5000

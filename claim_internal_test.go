@@ -19,12 +19,12 @@ import (
 	"codeq/internal/testkit"
 )
 
-// ownCluster runs a story on one node that leads two shards.
+// ownCluster runs a test on one node that leads two shards.
 func ownCluster(t *testing.T, story func(t *testing.T, q *Queue)) {
 	synctest.Test(t, func(t *testing.T) { story(t, loneNode(t, 2)) })
 }
 
-// closedGate lets no claim pass.
+// closedGate blocks all claims.
 type closedGate struct{}
 
 func (closedGate) Look(*dispatch.Dispatcher, time.Time) (bool, time.Duration)  { return false, 0 }
@@ -33,8 +33,9 @@ func (closedGate) Leave(int) []*dispatch.Dispatcher                            {
 func (closedGate) MayAsk() bool                                                { return false }
 func (closedGate) Ask(*dispatch.Claim) bool                                    { return false }
 
-// TestClaimOutlivesTheShardItBeginsAt: a claim that lies before a shard whose leader goes waits in
-// all others that this node leads, and in those that it comes to lead.
+// TestClaimOutlivesTheShardItBeginsAt: a claim is in the inbox of a shard when the shard's leader
+// stops. The claim then waits in all other shards that this node leads, and in all shards that this
+// node leads later.
 func TestClaimOutlivesTheShardItBeginsAt(t *testing.T) {
 	ownCluster(t, func(t *testing.T, q *Queue) {
 		const claims = 10
@@ -42,7 +43,7 @@ func TestClaimOutlivesTheShardItBeginsAt(t *testing.T) {
 		goOn := standStill(s)
 		require.NoError(t, s.inbox.Pass(&crashOp{cause: testkit.Injected("of the test")}))
 		served := make(chan error, claims)
-		for range claims { // some begin there
+		for range claims { // some begin at this shard
 			go func() {
 				_, err := q.Claim(t.Context(), ClaimRequest{Queues: []string{"a"}})
 				served <- err
@@ -62,7 +63,8 @@ func TestClaimOutlivesTheShardItBeginsAt(t *testing.T) {
 	})
 }
 
-// TestClaimThatIsSentOnIsGivenUp: a claim that a shard has sent on may be given up at any moment.
+// TestClaimThatIsSentOnIsGivenUp: a caller can give up a claim at any moment after a shard has
+// passed it on.
 func TestClaimThatIsSentOnIsGivenUp(t *testing.T) {
 	ownCluster(t, func(t *testing.T, q *Queue) {
 		other := q.shard(1)
@@ -76,7 +78,7 @@ func TestClaimThatIsSentOnIsGivenUp(t *testing.T) {
 		for range 20 { // some begin at the other shard
 			require.NoError(t, other.probe(func(s *shard) error {
 				s.claims.SetGateway(s.claims.Of(s.rules.Names.QueueNamed("a")), closedGate{})
-				liar.Publish(s.rules.Names.Queues["a"]) // what the shard does not give
+				liar.Publish(s.rules.Names.Queues["a"]) // announces a task that the shard does not grant
 				return nil
 			}))
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -89,7 +91,7 @@ func TestClaimThatIsSentOnIsGivenUp(t *testing.T) {
 	})
 }
 
-// TestLeaderLoadedInVain: nothing is left of a shard that was loaded, and then not served.
+// TestLeaderLoadedInVain: a shard that was loaded but never served leaves nothing in memory.
 func TestLeaderLoadedInVain(t *testing.T) {
 	ownCluster(t, func(t *testing.T, q *Queue) {
 		_, err := q.ProduceBatch(t.Context(), []Task{{Queue: "a"}, {Queue: "a"}})
@@ -105,8 +107,8 @@ func TestLeaderLoadedInVain(t *testing.T) {
 	})
 }
 
-// TestHeadsOfWhatCannotBeClaimed: a queue that is paused, or has no room, attracts no claims
-// and ends no batches, and is found when it has room again.
+// TestHeadsOfWhatCannotBeClaimed: a queue that is paused or at its limit attracts no claims and
+// ends no batches. Claims find the queue again when it has room.
 func TestHeadsOfWhatCannotBeClaimed(t *testing.T) {
 	bubble(t, Options{Shards: 2}, func(t *testing.T, q *Queue) {
 		words := func(queue string) (heads []bool) {
@@ -145,7 +147,7 @@ func TestHeadsOfWhatCannotBeClaimed(t *testing.T) {
 	})
 }
 
-// requireNextAny claims and completes so many tasks, in any order, one by one.
+// requireNextAny claims and completes n tasks one by one, in any order.
 func requireNextAny(t *testing.T, q *Queue, queue string, n int) {
 	t.Helper()
 	for range n {
@@ -153,7 +155,7 @@ func requireNextAny(t *testing.T, q *Queue, queue string, n int) {
 	}
 }
 
-// boundTo returns a task of queue "a" that belongs to a shard of three.
+// boundTo returns a task of queue "a" that belongs to the given shard, out of three.
 func boundTo(shard int) Task {
 	for i := 0; ; i++ {
 		t := Task{Queue: "a", LimitKey: fmt.Sprint(i)}
@@ -164,13 +166,13 @@ func boundTo(shard int) Task {
 	}
 }
 
-// gateIn returns what a shard has of the permits of queue "a".
+// gateIn returns the permit gate of queue "a" in a shard.
 func gateIn(s *shard) *dispatch.PermitGate {
 	return s.claims.Of(s.rules.Names.Queues["a"]).Gateway().(*dispatch.PermitGate)
 }
 
-// TestPermitsLateReport: what a shard has told is of no account once it, or a
-// later leader of it, has told something else.
+// TestPermitsLateReport: a late report of a shard has no effect after a newer report of this shard
+// or of its next leader.
 func TestPermitsLateReport(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := loneNode(t, 3)
@@ -194,8 +196,8 @@ func TestPermitsLateReport(t *testing.T) {
 	})
 }
 
-// TestPermitsAnswerAfterAsk: a shard that has told a new permit allocator what it has takes
-// nothing more from the old one.
+// TestPermitsAnswerAfterAsk: after a shard has reported its permits to a new permit allocator, it
+// takes no more permits from the old one.
 func TestPermitsAnswerAfterAsk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := loneNode(t, 3)
@@ -239,7 +241,8 @@ func TestPermitsAnswerAfterAsk(t *testing.T) {
 	})
 }
 
-// TestClaimAsksNoFormerLeaders: a claim does not ask the shards that this node led when it began.
+// TestClaimAsksNoFormerLeaders: a claim does not ask the shards that this node led when the claim
+// began.
 func TestClaimAsksNoFormerLeaders(t *testing.T) {
 	ownCluster(t, func(t *testing.T, q *Queue) {
 		_, err := q.node.claims.askAll(t.Context(), &ClaimRequest{Queues: []string{"a"}}, nil, nil, nil)

@@ -21,7 +21,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// countingGate counts how often claims look at the queues that have it.
+// countingGate counts how often claims look at its queues.
 type countingGate struct{ looks int }
 
 func (g *countingGate) Look(*dispatch.Dispatcher, time.Time) (bool, time.Duration) {
@@ -33,8 +33,8 @@ func (g *countingGate) Leave(int) []*dispatch.Dispatcher                        
 func (g *countingGate) MayAsk() bool                                                { return false }
 func (g *countingGate) Ask(*dispatch.Claim) bool                                    { return false }
 
-// TestClaimsOverManyQueues: what a claim over many queues looks at, and leaves behind while
-// it waits, does not depend on how many they are; with weights, or in strict order.
+// TestClaimsOverManyQueues: the work of a claim over many queues, and its tickets while it waits,
+// do not depend on the number of queues. This holds with weights and in strict order.
 func TestClaimsOverManyQueues(t *testing.T) {
 	t.Parallel()
 	const queues, tasks, claims = 3000, 50, 40
@@ -114,8 +114,8 @@ func TestClaimsOverManyQueues(t *testing.T) {
 	}
 }
 
-// TestClaimSetsGo: a claim over many queues that ends leaves no ticket, and a Run no set
-// nor queue.
+// TestClaimSetsGo: a claim over many queues leaves no ticket after its end. Run leaves no set of
+// queues and no queue.
 func TestClaimSetsGo(t *testing.T) {
 	names, _ := testkit.ManyQueues(500)
 	var nobodys []string
@@ -152,8 +152,8 @@ func TestClaimSetsGo(t *testing.T) {
 			synctest.Wait()
 			for shard := range queuetest.Led(q) {
 				require.NoError(t, inspect.Of(q).Owner(shard, func(s *inspect.Owner) error {
-					// Only the list of the claims is left: it is dropped when nobody has used it
-					// for long.
+					// Only the list of the claims is left. The shard drops it after a long time
+					// without use.
 					if u := s.Claims.Usage(); u.Tickets > 0 || u.SetNames > len(nobodys) {
 						return fmt.Errorf("%d tickets, sets of %d queues", u.Tickets, u.SetNames)
 					}
@@ -164,8 +164,8 @@ func TestClaimSetsGo(t *testing.T) {
 	}
 }
 
-// TestUnusedClaimSetsGo: claims with ever new lists leave nothing for long, though nothing else
-// happens.
+// TestUnusedClaimSetsGo: the lists of claims with ever new lists are dropped after a while, even if
+// nothing else happens.
 func TestUnusedClaimSetsGo(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
 		for i := range 300 {
@@ -187,16 +187,16 @@ func TestUnusedClaimSetsGo(t *testing.T) {
 		}
 		time.Sleep(2 * time.Minute)
 		synctest.Wait()
-		for shard := range queuetest.Led(q) { // without an operation, which would wake the owner
+		for shard := range queuetest.Led(q) { // without an operation, since it would wake the owner
 			inspect.Of(q).Asleep(shard, func(o *inspect.Owner) { require.Zero(t, sets(o)) })
 		}
 	})
 }
 
-// staleCap is how many void tickets a shard may have beyond the number of good ones.
+// staleCap is the limit of void tickets in a shard, on top of the number of valid tickets.
 const staleCap = 1 << 10
 
-// requireNobodyWaits makes sure that no shard remembers a claim, or a queue.
+// requireNobodyWaits requires that no shard has tickets, or more queues than the given number.
 func requireNobodyWaits(t *testing.T, q *codeq.Queue, queues int) {
 	t.Helper()
 	for shard := range queuetest.Led(q) {
@@ -209,8 +209,8 @@ func requireNobodyWaits(t *testing.T, q *codeq.Queue, queues int) {
 	}
 }
 
-// TestWaitersOfUnknownQueues: a queue that nobody but its waiters knows goes with the
-// last of them.
+// TestWaitersOfUnknownQueues: a queue without tasks and settings goes with the last claim that
+// waits for it.
 func TestWaitersOfUnknownQueues(t *testing.T) {
 	for _, shards := range []int{1, 3} {
 		queuetest.Bubble(t, codeq.Options{Shards: shards}, func(t *testing.T, q *codeq.Queue) {
@@ -247,8 +247,8 @@ func TestWaitersOfUnknownQueues(t *testing.T) {
 	}
 }
 
-// TestServedClaimsLeaveQuietQueues: claims that one queue serves are forgotten by the
-// others for which they waited, without anybody asking these.
+// TestServedClaimsLeaveQuietQueues: a claim waits for several queues, and one of them serves it.
+// The other queues forget the claim, even if no further claim asks them.
 func TestServedClaimsLeaveQuietQueues(t *testing.T) {
 	t.Parallel()
 	for _, shards := range []int{1, 3} {
@@ -285,8 +285,8 @@ func TestServedClaimsLeaveQuietQueues(t *testing.T) {
 	}
 }
 
-// TestServedClaimsOfListsLeaveNothing: so it is after claims for long lists of queues, which
-// wait in no queue.
+// TestServedClaimsOfListsLeaveNothing: the same holds after claims for long lists of queues. Such a
+// claim does not wait in the queues.
 func TestServedClaimsOfListsLeaveNothing(t *testing.T) {
 	t.Parallel()
 	queuetest.Bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
@@ -322,15 +322,15 @@ func TestServedClaimsOfListsLeaveNothing(t *testing.T) {
 	})
 }
 
-// TestServedClaimsReleasePayloads: what a claim was given does not stay with the queues
-// for which it waited in vain.
+// TestServedClaimsReleasePayloads: after one queue has served a claim, the other queues of the
+// claim do not keep the payload in memory.
 func TestServedClaimsReleasePayloads(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	const claims, size = 50, 1 << 20
 	heap := func() uint64 {
 		var m runtime.MemStats
 		runtime.GC()
-		runtime.GC() // what was in pools, too
+		runtime.GC() // frees the contents of pools, too
 		runtime.ReadMemStats(&m)
 		return m.HeapAlloc
 	}

@@ -24,8 +24,8 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestTenantWeightsChanged: new weights are in force when Configure returns, also
-// in a turn that has begun.
+// TestTenantWeightsChanged: new weights apply when Configure returns, even within a turn that has
+// begun.
 func TestTenantWeightsChanged(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 1, WindowTasks: 8}, func(t *testing.T, q *codeq.Queue) {
 		weights := func(w map[string]int) {
@@ -42,7 +42,7 @@ func TestTenantWeightsChanged(t *testing.T) {
 	})
 }
 
-// TestTenantWeightsShares: over several shards the shares are those of the weights.
+// TestTenantWeightsShares: over several shards, the shares follow the weights.
 func TestTenantWeightsShares(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 3}, func(t *testing.T, q *codeq.Queue) {
 		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.TenantWeights = map[string]int{"A": 3} })
@@ -51,21 +51,21 @@ func TestTenantWeightsShares(t *testing.T) {
 		}
 		const claims = 400
 		got := tenantsOf(t, q, "a", claims)
-		// Each shard is off by less than a round of turns.
+		// The error of each shard is less than one round of turns.
 		require.InDelta(t, claims*3/4, strings.Count(got, "A"), 3*3)
 		require.NotContains(t, got, strings.Repeat("A", 40))
 		queuetest.RequireSettled(t, q)
 	})
 }
 
-// TestTenantSharesOverShards: tenants have their shares of the claims of a queue, however their
-// tasks lie in the shards. The bounds are six standard deviations wide.
+// TestTenantSharesOverShards: tenants get their shares of the claims of a queue, however their
+// tasks are distributed over the shards. The bounds are six standard deviations wide.
 func TestTenantSharesOverShards(t *testing.T) {
 	everywhere := []int{0, 1, 2, 3}
 	for name, c := range map[string]struct {
 		weights map[string]int
-		shards  map[string][]int // in which the tenants have tasks
-		of      int              // shards; 0: four
+		shards  map[string][]int // shards with tasks of the tenant
+		of      int              // number of shards; 0: four
 		batch   int
 		want    map[string]float64 // of 3,000 claims
 	}{
@@ -146,8 +146,8 @@ func TestTenantSharesOverShards(t *testing.T) {
 	}
 }
 
-// TestTenantSharesOneAtATime: a tenant of which one task is ready at a time, and one always, has
-// its share as others have, and no more. The bounds are six standard deviations wide.
+// TestTenantSharesOneAtATime: a tenant that always has exactly one ready task gets the same share
+// as the others, and no more. The bounds are six standard deviations wide.
 func TestTenantSharesOneAtATime(t *testing.T) {
 	t.Parallel()
 	for _, shards := range []int{1, 2, 4, 8} {
@@ -192,7 +192,7 @@ func TestTenantSharesOneAtATime(t *testing.T) {
 	}
 }
 
-// TestTenantSharesChange: shares follow new weights, and tenants that come and go, also after a
+// TestTenantSharesChange: shares follow new weights and tenants that come and go, also after a
 // restart.
 func TestTenantSharesChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -218,7 +218,7 @@ func TestTenantSharesChange(t *testing.T) {
 		produceFor(t, queuetest.StartingAt(q, 3), codeq.Task{Queue: "a"}, 2000, "Y")
 		expect(map[string]float64{"A": 1. / 5, "X": 3. / 5, "Y": 1. / 5})
 		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.TenantWeights = nil })
-		time.Sleep(time.Second) // Bulk is for tasks from before it
+		time.Sleep(time.Second) // Bulk selects only tasks that are older than its call
 		_, err := q.Bulk(t.Context(), codeq.BulkOptions{
 			Action: codeq.BulkCancel, TaskFilter: codeq.TaskFilter{States: []codeq.State{codeq.Ready}, Queue: "a", Tenants: []string{"Y"}},
 		})
@@ -232,7 +232,8 @@ func TestTenantSharesChange(t *testing.T) {
 	})
 }
 
-// TestTenantSharesOfRun: many workers share their tasks between tenants as single claims do.
+// TestTenantSharesOfRun: the tasks of many workers have the same shares of tenants as single
+// claims.
 func TestTenantSharesOfRun(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 4}, func(t *testing.T, q *codeq.Queue) {
 		for shard := range 4 {
@@ -258,16 +259,16 @@ func TestTenantSharesOfRun(t *testing.T) {
 	})
 }
 
-// TestTenantSharesBehindLimits: tenants have their shares where limits keep claims waiting, or turn
-// away those that do not wait: of Run, of claims one by one, and of batches.
+// TestTenantSharesBehindLimits: tenants get their shares where limits make claims wait, or refuse
+// claims that do not wait. The cases are Run, single claims, and batches.
 func TestTenantSharesBehindLimits(t *testing.T) {
 	for name, c := range map[string]struct {
 		settings codeq.Settings
 		claims   codeq.ClaimRequest
 		run      bool
 		shards   int  // 0: four
-		keys     bool // each tenant has a LimitKey, and so all its tasks in one shard
-		want     int  // of 5,000 claims for the tenant with tasks in one shard; 0: as for the others
+		keys     bool // each tenant has a LimitKey, so all its tasks are in one shard
+		want     int  // claims of X, which has tasks in one shard, out of 5,000; 0: as many as the others
 	}{
 		"concurrency":           {settings: codeq.Settings{Concurrency: 8}, run: true},
 		"concurrency of one":    {settings: codeq.Settings{Concurrency: 1}, run: true},
@@ -341,7 +342,7 @@ func TestTenantSharesBehindLimits(t *testing.T) {
 	}
 }
 
-// taskOf is a task of a tenant; key: with a LimitKey of its own.
+// taskOf returns a task of a tenant. With key, the task has the LimitKey of its tenant.
 func taskOf(tenant string, key bool) codeq.Task {
 	task := codeq.Task{Queue: "a", Tenant: tenant}
 	if key {
@@ -350,8 +351,8 @@ func taskOf(tenant string, key bool) codeq.Task {
 	return task
 }
 
-// TestTenantSharesBehindLimitsChange: where limits keep claims waiting, shares follow tenants that
-// come and go, new weights, and a pause; and tasks of a higher priority go first.
+// TestTenantSharesBehindLimitsChange: where limits make claims wait, shares follow new weights, a
+// pause, and tenants that come and go. Tasks of a higher priority go first.
 func TestTenantSharesBehindLimitsChange(t *testing.T) {
 	for name, limits := range map[string]codeq.Settings{"concurrency": {Concurrency: 8}, "rate": {Rate: 5000, Burst: 5}} {
 		t.Run(name, func(t *testing.T) {
@@ -419,7 +420,7 @@ func TestTenantSharesBehindLimitsChange(t *testing.T) {
 				urgent := next(300)
 				at := slices.Index(urgent, "urgent X")
 				require.GreaterOrEqual(t, at, 0)
-				others := 0 // of claims that are made at the same time, some get a task before a more urgent one
+				others := 0 // of several simultaneous claims, some get a less urgent task first
 				for _, name := range urgent[at+20 : at+170] {
 					if !strings.HasPrefix(name, "urgent") {
 						others++
@@ -437,8 +438,8 @@ func TestTenantSharesBehindLimitsChange(t *testing.T) {
 	}
 }
 
-// TestPausedQueueBesideTenants: a list with a paused queue, one that has tasks in some shards only,
-// and one whose limit is reached, leaves the shares of tenants in the others as they are.
+// TestPausedQueueBesideTenants: a claim's list has a paused queue, an empty queue, and a queue at
+// its limit. These do not change the shares of the tenants in another queue of the list.
 func TestPausedQueueBesideTenants(t *testing.T) {
 	for _, weights := range []map[string]int{nil, {"paused": 1000}} {
 		queuetest.Bubble(t, codeq.Options{Shards: 4}, func(t *testing.T, q *codeq.Queue) {
@@ -463,8 +464,8 @@ func TestPausedQueueBesideTenants(t *testing.T) {
 	}
 }
 
-// TestTenantsAreNotStarved: behind the deepest backlog of one tenant, the only
-// tasks of a hundred others are among the next three hundred claims.
+// TestTenantsAreNotStarved: one tenant has a very deep backlog. The next 300 claims still include
+// the only tasks of 100 other tenants.
 func TestTenantsAreNotStarved(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -473,7 +474,7 @@ func TestTenantsAreNotStarved(t *testing.T) {
 	for _, shards := range []int{1, 2} {
 		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
 			queuetest.Bubble(t, codeq.Options{Shards: shards}, func(t *testing.T, q *codeq.Queue) {
-				for from := range shards { // a share for each, which chance would give it too
+				for from := range shards { // an equal part for each shard, as random shards would get
 					produceFor(t, queuetest.StartingAt(q, from), codeq.Task{Queue: "a"}, backlog/shards, "large")
 				}
 				for range 10 {
@@ -495,7 +496,7 @@ func TestTenantsAreNotStarved(t *testing.T) {
 	}
 }
 
-// produceFor produces tasks of a queue for tenants, so many for each, in batches.
+// produceFor produces a number of tasks for each tenant, in batches.
 func produceFor(t *testing.T, q *codeq.Queue, like codeq.Task, each int, tenants ...string) {
 	t.Helper()
 	var batch []codeq.Task
@@ -515,7 +516,7 @@ func produceFor(t *testing.T, q *codeq.Queue, like codeq.Task, each int, tenants
 	flush()
 }
 
-// tenantsOf are the tenants of the next claims, in their order.
+// tenantsOf returns the tenants of the next claims, in their order.
 func tenantsOf(t *testing.T, q *codeq.Queue, queue string, claims int) string {
 	t.Helper()
 	var b strings.Builder

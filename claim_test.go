@@ -40,8 +40,8 @@ func TestClaimsWaitInOrder(t *testing.T) {
 	})
 }
 
-// TestNoWakeUpIsLost: claims and produces that meet at any moment find each
-// other. Were one lost, the bubble would deadlock.
+// TestNoWakeUpIsLost: claims and produces find each other, whenever they meet. If a wake-up were
+// lost, the bubble would deadlock.
 func TestNoWakeUpIsLost(t *testing.T) {
 	t.Parallel()
 	for _, shards := range []int{1, 2, 4} {
@@ -83,8 +83,8 @@ func TestNoWakeUpIsLost(t *testing.T) {
 	}
 }
 
-// TestWindowOverflow: with room for two tasks in memory, ten thousand over
-// several lanes are all found again, in order.
+// TestWindowOverflow: with room for two tasks in memory, claims find 10,000 tasks of several lanes,
+// in order.
 func TestWindowOverflow(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -98,7 +98,7 @@ func TestWindowOverflow(t *testing.T) {
 			}
 			_, err := q.ProduceBatch(ctx, tasks)
 			require.NoError(t, err)
-			if i%1000 == 0 { // some are claimed and returned while the rest arrives
+			if i%1000 == 0 { // claim and release some while the rest arrives
 				require.NoError(t, q.Release(ctx, queuetest.ClaimNow(t, q, "a").Receipt, 0))
 			}
 		}
@@ -124,8 +124,8 @@ func TestWindowOverflow(t *testing.T) {
 	})
 }
 
-// TestClaimThatIsLateUsesNoAttempt: a claim ends with its ctx, also while the disk hangs. The task
-// that it has got is ready again when the disk answers, also if the queue is being closed.
+// TestClaimThatIsLateUsesNoAttempt: a claim ends with its ctx, even while the disk hangs. When the
+// disk answers, the tasks of this claim are ready again, even if the queue is being closed.
 func TestClaimThatIsLateUsesNoAttempt(t *testing.T) {
 	for _, closes := range []bool{false, true} {
 		disk := crashfs.New()
@@ -163,8 +163,8 @@ func TestClaimThatIsLateUsesNoAttempt(t *testing.T) {
 	}
 }
 
-// TestClaimWaits: a claim that waits is served by a later produce into any
-// shard and any of its queues, first come, first served.
+// TestClaimWaits: a later produce serves a waiting claim, in any shard and any of its queues, first
+// come, first served.
 func TestClaimWaits(t *testing.T) {
 	for _, shards := range []int{1, 3} {
 		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
@@ -202,7 +202,7 @@ func TestClaimWaits(t *testing.T) {
 	}
 }
 
-// TestLocalClaim: a local lease ends with the process, any other lasts until it expires.
+// TestLocalClaim: a local lease ends with the process. Any other lease lasts until it expires.
 func TestLocalClaim(t *testing.T) {
 	ctx := context.Background()
 	queuetest.InFlow(t, codeq.Options{Shards: 2, LeaseFor: time.Hour}, func(f *queuetest.FlowTest) {
@@ -226,14 +226,14 @@ func TestLocalClaim(t *testing.T) {
 	})
 }
 
-// TestQueueOfManyWaitersDelaysNoOther: while the claims that wait for one queue are served group by
-// group, those that wait for others are, too.
+// TestQueueOfManyWaitersDelaysNoOther: the shard serves the claims that wait for one queue group by
+// group. Meanwhile, it also serves claims that wait for other queues.
 func TestQueueOfManyWaitersDelaysNoOther(t *testing.T) {
 	for name, more := range map[string][]string{"queues": nil, "lists": make([]string, dispatch.ShortList)} {
 		t.Run(name, func(t *testing.T) {
 			queuetest.Bubble(t, *inspect.With(&codeq.Options{Shards: 1}, inspect.Private{GroupBytes: 4 << 10}), func(t *testing.T, q *codeq.Queue) {
 				const n = 100
-				claim := func(queue string) (group chan uint64) { // the token tells the group in which it was served
+				claim := func(queue string) (group chan uint64) { // the token identifies the claim's group
 					req := codeq.ClaimRequest{Queues: []string{queue}}
 					for i := range more {
 						req.Queues = append(req.Queues, fmt.Sprint(queue, i))
@@ -269,8 +269,8 @@ func TestQueueOfManyWaitersDelaysNoOther(t *testing.T) {
 	}
 }
 
-// TestSetsAndQueuesTakeTurns: of claims for one queue and claims for a list that has it,
-// none waits for the end of the others.
+// TestSetsAndQueuesTakeTurns: some claims are for one queue, others for a list with this queue.
+// Neither kind waits for the end of the other kind.
 func TestSetsAndQueuesTakeTurns(t *testing.T) {
 	names, _ := testkit.ManyQueues(100)
 	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
@@ -302,8 +302,8 @@ func TestSetsAndQueuesTakeTurns(t *testing.T) {
 	})
 }
 
-// TestOrderOverShards: claims take the tasks of a queue in the order of their
-// priorities, and those of one priority in that of their age, whatever shards they lie in.
+// TestOrderOverShards: claims take the tasks of a queue by priority, and tasks of the same priority
+// by age, whatever their shards.
 func TestOrderOverShards(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 3}, func(t *testing.T, q *codeq.Queue) {
 		chance := testkit.Seeded(t)
@@ -326,7 +326,7 @@ func TestOrderOverShards(t *testing.T) {
 				require.NoError(t, err)
 			}
 			require.Equal(t, string(task.Payload), string(l.Payload), "claim %d", i)
-			if i%7 == 0 { // what comes later is more urgent, or less
+			if i%7 == 0 { // a later task may be more urgent
 				late := codeq.Task{Queue: "a", Priority: 4, Payload: fmt.Append(nil, "late ", i)}
 				queuetest.Produce(t, queuetest.StartingAt(q, chance.IntN(3)), late)
 				require.Equal(t, string(late.Payload), string(queuetest.ClaimNow(t, q, "a").Payload))
@@ -336,8 +336,8 @@ func TestOrderOverShards(t *testing.T) {
 	})
 }
 
-// TestBatchEndsBeforeUrgent: a batch ends where another shard has something more urgent, also
-// if chance begins at the wrong shard.
+// TestBatchEndsBeforeUrgent: a batch ends where another shard has a more urgent task, even if the
+// claim begins at the wrong shard by chance.
 func TestBatchEndsBeforeUrgent(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
 		batch := func(q *codeq.Queue, n int) (got string) {
@@ -366,22 +366,22 @@ func TestBatchEndsBeforeUrgent(t *testing.T) {
 	})
 }
 
-// TestTenantsTakeTurnsOverShards: a tenant's one task in one shard is not behind the older
-// backlog of another tenant in the other shard.
+// TestTenantsTakeTurnsOverShards: the only task of a tenant in one shard does not wait behind the
+// older backlog of another tenant in the other shard.
 func TestTenantsTakeTurnsOverShards(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
 		produceFor(t, queuetest.StartingAt(q, 0), codeq.Task{Queue: "a"}, 1000, "large")
 		time.Sleep(time.Second)
 		produceFor(t, queuetest.StartingAt(q, 1), codeq.Task{Queue: "a"}, 1, "small")
-		got := tenantsOf(t, q, "a", 200) // each has half a chance
+		got := tenantsOf(t, q, "a", 200) // each claim has a chance of one half
 		require.Contains(t, got, "small")
 		produceFor(t, queuetest.StartingAt(q, 1), codeq.Task{Queue: "a"}, 1, "large", "small")
 		require.Contains(t, tenantsOf(t, q, "a", 200), "small")
 	})
 }
 
-// TestBatchOverManyQueuesKeepsItsTokens: a batch over a list of many queues that ends where another
-// shard has something more urgent takes no token of that queue's rate.
+// TestBatchOverManyQueuesKeepsItsTokens: a batch over a list of many queues ends where another
+// shard has a more urgent task. It takes no token from the rate of that task's queue.
 func TestBatchOverManyQueuesKeepsItsTokens(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
 		names, _ := testkit.ManyQueues(100)
@@ -401,8 +401,8 @@ func TestBatchOverManyQueuesKeepsItsTokens(t *testing.T) {
 	})
 }
 
-// TestBatchOverQueues: a batch is filled from the queues that follow, in their order, and ends
-// where a task that comes first is in another shard.
+// TestBatchOverQueues: a batch takes tasks from its queues in their order, and ends where the next
+// task is in another shard.
 func TestBatchOverQueues(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
 		batch := func(q *codeq.Queue, weights map[string]int, n int, queues ...string) (got string) {
@@ -436,13 +436,13 @@ func TestBatchOverQueues(t *testing.T) {
 	})
 }
 
-// TestBatchEndsBehindParked: a batch ends where another shard has something more urgent, also if
-// what is as urgent here has to wait for room in the limit of its key.
+// TestBatchEndsBehindParked: a batch ends where another shard has a more urgent task. This holds
+// even if an equally urgent task in this shard waits for room in the limit of its key.
 func TestBatchEndsBehindParked(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
 		require.NoError(t, q.Configure(t.Context(), "a", func(s *codeq.Settings) { s.ConcurrencyPerKey, s.Rate, s.Burst = 1, 1, 3 }))
 		urgent := codeq.Task{Queue: "a", Priority: 5, LimitKey: "k"}
-		of := queuetest.ShardOf(queuetest.Produce(t, q, urgent, urgent)[0], 2) // that of the key
+		of := queuetest.ShardOf(queuetest.Produce(t, q, urgent, urgent)[0], 2) // the shard of the key
 		queuetest.Produce(t, queuetest.StartingAt(q, of), codeq.Task{Queue: "a"})
 		time.Sleep(time.Second)
 		queuetest.Produce(t, queuetest.StartingAt(q, 1-of), codeq.Task{Queue: "a", Priority: 5})
@@ -455,8 +455,8 @@ func TestBatchEndsBehindParked(t *testing.T) {
 	})
 }
 
-// TestBatchEndsBeforeParking: a batch that ends where another shard has something more urgent
-// parks nothing of what it may not have.
+// TestBatchEndsBeforeParking: a batch that ends where another shard has a more urgent task parks no
+// task that it may not take.
 func TestBatchEndsBeforeParking(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
 		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 })
@@ -469,8 +469,8 @@ func TestBatchEndsBeforeParking(t *testing.T) {
 	})
 }
 
-// TestStrictOrderBehindVoidTickets: claims that have given up, or were served elsewhere, keep no
-// claim from the queue that is first in its order.
+// TestStrictOrderBehindVoidTickets: the tickets of claims that gave up, or were served elsewhere,
+// do not keep another claim from the first queue in its order.
 func TestStrictOrderBehindVoidTickets(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
 		var waiting []context.CancelFunc
@@ -494,7 +494,7 @@ func TestStrictOrderBehindVoidTickets(t *testing.T) {
 		synctest.Wait()
 		go func() { _, _ = q.Produce(t.Context(), codeq.Task{Queue: "a"}) }()
 		synctest.Wait()
-		next := claim("a", "b") // in one group with the task, before the list is looked at
+		next := claim("a", "b") // in the same group as the task, before the shard looks at the list
 		waiting[0]()
 		synctest.Wait()
 		goOn()

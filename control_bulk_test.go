@@ -16,12 +16,13 @@ import (
 	"codeq/test/queuetest"
 )
 
-// inStates is the filter of a queue and some states.
+// inStates returns the filter for a queue and some states.
 func inStates(queue string, states ...codeq.State) codeq.TaskFilter {
 	return codeq.TaskFilter{Queue: queue, States: states}
 }
 
-// TestForget: a task that has ended goes, and its key stays taken; any other stays.
+// TestForget: Forget removes a task that has ended, and its key stays taken. It removes no other
+// task.
 func TestForget(t *testing.T) {
 	t.Parallel()
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 2, Retention: codeq.Forever}, func(t *testing.T, p *queuetest.Process) {
@@ -50,7 +51,7 @@ func TestForget(t *testing.T) {
 	})
 }
 
-// TestForgetParent: the result of a task that is forgotten is there until its children have ended.
+// TestForgetParent: the result of a forgotten task stays until the task's children have ended.
 func TestForgetParent(t *testing.T) {
 	t.Parallel()
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 3}, func(t *testing.T, p *queuetest.Process) {
@@ -74,7 +75,7 @@ func TestForgetParent(t *testing.T) {
 	})
 }
 
-// TestFindByKey: the task that has a key is found in every state, and no other.
+// TestFindByKey: FindByKey finds the task with the key in every state, and no other task.
 func TestFindByKey(t *testing.T) {
 	t.Parallel()
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 3}, func(t *testing.T, p *queuetest.Process) {
@@ -133,7 +134,7 @@ func TestFindByKey(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, l.ID, got)
 		}
-		p.Pass(5 * time.Minute) // it is kept no more, and its key is taken
+		p.Pass(5 * time.Minute) // the task is gone, and its key is still taken
 		_, err = find(tasks[held])
 		require.ErrorIs(t, err, codeq.ErrNotFound)
 		p.Taken(tasks[held], l.ID)
@@ -142,8 +143,8 @@ func TestFindByKey(t *testing.T) {
 	})
 }
 
-// TestBulkActions: each action does what the verb for one task does, to those that are selected; a
-// dry run counts the same and changes nothing.
+// TestBulkActions: each action has the same effect on the selected tasks as the method for one
+// task. A dry run counts the same tasks and changes nothing.
 func TestBulkActions(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -221,7 +222,7 @@ func TestBulkActions(t *testing.T) {
 					for range 50 {
 						require.NoError(f, f.Q.Cancel(ctx, queuetest.Produce(f.T, f.Q, plain)[0]))
 					}
-					queuetest.Produce(f.T, f.Q, queuetest.Keyed("k")) // the key of a dead letter
+					queuetest.Produce(f.T, f.Q, queuetest.Keyed("k")) // the same key as a dead letter
 					produceAll(59, plain)
 					high := plain
 					high.Priority = 3
@@ -266,7 +267,7 @@ func TestBulkActions(t *testing.T) {
 	}
 }
 
-// TestBulkSkips: a task whose state has changed since it was read is left out, and counted.
+// TestBulkSkips: a task that changes its state after Bulk has read it is skipped and counted.
 func TestBulkSkips(t *testing.T) {
 	t.Parallel()
 	queuetest.Bubble(t, codeq.Options{Shards: 2, LeaseFor: time.Hour}, func(t *testing.T, q *codeq.Queue) {
@@ -277,7 +278,7 @@ func TestBulkSkips(t *testing.T) {
 		time.Sleep(time.Second)
 		claimed := false
 		r, err := q.Bulk(ctx, codeq.BulkOptions{Action: codeq.BulkCancel, TaskFilter: inStates("a", codeq.Ready), Match: func(*codeq.TaskInfo) bool {
-			if !claimed { // all have been read
+			if !claimed { // Bulk has read all tasks
 				claimed = true
 				for range 5 {
 					require.NotNil(t, queuetest.ClaimNow(t, q, "a"))
@@ -292,8 +293,8 @@ func TestBulkSkips(t *testing.T) {
 	})
 }
 
-// TestBulkGoesOn: what a call has done when its context ends, or its process, stays done; with
-// Next, another call does the rest, and reads nothing of what was finished.
+// TestBulkGoesOn: the changes of a call stay when its context or its process ends. With Next,
+// another call does the rest, and does not read the finished tasks.
 func TestBulkGoesOn(t *testing.T) {
 	t.Parallel()
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 3}, func(t *testing.T, p *queuetest.Process) {
@@ -335,7 +336,7 @@ func TestBulkGoesOn(t *testing.T) {
 	})
 }
 
-// TestBulkRate: no more a second than asked for, after a first tenth of a second's worth.
+// TestBulkRate: after a first burst of a tenth of a second, the rate limits the changes per second.
 func TestBulkRate(t *testing.T) {
 	t.Parallel()
 	for _, perSecond := range []float64{0.5, 10, 1000} {
@@ -369,8 +370,8 @@ func TestBulkRate(t *testing.T) {
 	}
 }
 
-// TestBulkDieAgain: what dies again, or is moved behind what is still to come, is not altered
-// twice.
+// TestBulkDieAgain: Bulk does not change a task twice, even if the task dies again or moves to a
+// later position.
 func TestBulkDieAgain(t *testing.T) {
 	t.Parallel()
 	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
@@ -403,7 +404,7 @@ func TestBulkDieAgain(t *testing.T) {
 	})
 }
 
-// TestBulkRefused: what is contradictory, or out of bounds.
+// TestBulkRefused: Bulk refuses options that contradict each other or are out of bounds.
 func TestBulkRefused(t *testing.T) {
 	t.Parallel()
 	q := openLimited(t)

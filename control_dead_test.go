@@ -20,7 +20,7 @@ import (
 type bulkVerb struct {
 	name string
 	call func(*codeq.Queue, context.Context, codeq.DeadFilter) (int, error)
-	to   codeq.State // 0: gone
+	to   codeq.State // 0: removed
 }
 
 var bulks = []bulkVerb{
@@ -28,8 +28,8 @@ var bulks = []bulkVerb{
 	{"PurgeDead", (*codeq.Queue).PurgeDead, 0},
 }
 
-// TestRedriveKeyFor: a task that is redriven while its key is still taken holds
-// it as long as it lives, and for the rest of For.
+// TestRedriveKeyFor: a task that is redriven while its key is taken holds the key as long as it
+// lives, and for the rest of For.
 func TestRedriveKeyFor(t *testing.T) {
 	t.Parallel()
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
@@ -61,7 +61,7 @@ func TestRedriveKeyFor(t *testing.T) {
 
 		id = p.Store(task)
 		p.Kill("a")
-		p.Pass(2 * time.Hour) // the key becomes free, and nobody takes it
+		p.Pass(2 * time.Hour) // the key becomes free, and no task takes it
 		p.Step()
 		require.NoError(t, p.RedriveDead(ctx, id))
 		p.Step()
@@ -72,7 +72,7 @@ func TestRedriveKeyFor(t *testing.T) {
 	})
 }
 
-// TestPurgeParent: what waits for a dead letter that is purged is canceled.
+// TestPurgeParent: the purge of a dead letter cancels the tasks that wait for it.
 func TestPurgeParent(t *testing.T) {
 	t.Parallel()
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 3, Retention: codeq.Forever}, func(t *testing.T, p *queuetest.Process) {
@@ -92,7 +92,7 @@ func TestPurgeParent(t *testing.T) {
 	})
 }
 
-// TestPurgeKey: the key of a dead letter that is purged is taken for the rest of For.
+// TestPurgeKey: the key of a purged dead letter stays taken for the rest of For.
 func TestPurgeKey(t *testing.T) {
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
 		task := queuetest.Keyed("k")
@@ -111,13 +111,13 @@ func TestPurgeKey(t *testing.T) {
 	})
 }
 
-// TestDeadRetention: dead letters are forgotten after the time that the
-// settings give, at most an eighth later, unless they are redriven before.
+// TestDeadRetention: a dead letter is forgotten after DeadRetention, at most one eighth later,
+// unless it is redriven before.
 func TestDeadRetention(t *testing.T) {
 	t.Parallel()
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 2}, func(t *testing.T, p *queuetest.Process) {
 		ctx := context.Background()
-		before := p.StoreDead(3, codeq.Task{Queue: "a"}) // kept without end
+		before := p.StoreDead(3, codeq.Task{Queue: "a"}) // no retention limit
 		require.NoError(t, p.Configure(ctx, "a", func(s *codeq.Settings) { s.DeadRetention = 8 * time.Hour }))
 		after := p.StoreDead(3, codeq.Task{Queue: "a"})
 		other := p.StoreDead(1, codeq.Task{Queue: "b"})
@@ -125,7 +125,7 @@ func TestDeadRetention(t *testing.T) {
 		p.Pass(4 * time.Hour)
 		require.NoError(t, p.RedriveDead(ctx, after[0]))
 		p.Step()
-		require.Equal(t, after[0], p.Kill("a")) // its time begins anew
+		require.Equal(t, after[0], p.Kill("a")) // its retention begins again
 		require.NoError(t, p.RedriveDead(ctx, after[1]))
 		p.Pass(4*time.Hour - time.Millisecond)
 		p.Step()
@@ -146,8 +146,8 @@ func TestDeadRetention(t *testing.T) {
 	})
 }
 
-// TestDeadRetentionClock: a clock that is set forward forgets dead letters
-// early, one that is set back neither earlier nor later.
+// TestDeadRetentionClock: if the clock is set forward, dead letters are forgotten early. If the
+// clock is set back, they are forgotten neither earlier nor later.
 func TestDeadRetentionClock(t *testing.T) {
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
 		require.NoError(t, p.Configure(context.Background(), "a", func(s *codeq.Settings) { s.DeadRetention = 10 * time.Minute }))
@@ -156,7 +156,7 @@ func TestDeadRetentionClock(t *testing.T) {
 		p.Step()
 		p.Pass(10*time.Minute - time.Millisecond)
 		require.Equal(t, codeq.Dead, p.StateOf(id))
-		p.Step() // after which it is kept no longer than from the beginning
+		p.Step() // from here, it is kept no longer than a new dead letter
 		p.Pass(12 * time.Minute)
 		require.Zero(t, p.StateOf(id))
 		id = p.StoreDead(1, codeq.Task{Queue: "a"})[0]
@@ -168,8 +168,8 @@ func TestDeadRetentionClock(t *testing.T) {
 	})
 }
 
-// TestDeadLettersFilter: RedriveAllDead and PurgeDead are about what they are asked
-// for, and nothing else.
+// TestDeadLettersFilter: RedriveAllDead and PurgeDead change the selected dead letters, and no
+// others.
 func TestDeadLettersFilter(t *testing.T) {
 	t.Parallel()
 	for _, b := range bulks {
@@ -222,8 +222,8 @@ func TestDeadLettersFilter(t *testing.T) {
 	}
 }
 
-// TestDeadLettersRate: no more a second than asked for, after a first tenth of
-// a second's worth.
+// TestDeadLettersRate: after a first burst of a tenth of a second, the rate limits the changes per
+// second.
 func TestDeadLettersRate(t *testing.T) {
 	t.Parallel()
 	for _, b := range bulks {

@@ -20,8 +20,8 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestCancelLease: the worker of a canceled task learns of it by whatever it
-// does with its receipt, which has no effect.
+// TestCancelLease: after Cancel, every call with the task's receipt returns ErrCanceled and has no
+// effect.
 func TestCancelLease(t *testing.T) {
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 2, Retention: codeq.Forever}, func(t *testing.T, p *queuetest.Process) {
 		ctx := context.Background()
@@ -42,7 +42,7 @@ func TestCancelLease(t *testing.T) {
 			require.ErrorIs(t, err, codeq.ErrCanceled, i)
 		}
 		p.Step()
-		for i, verb := range verbs { // who asks after a restart learns less
+		for i, verb := range verbs { // after a restart, the error is less specific
 			require.ErrorIs(t, verb(), codeq.ErrLeaseLost, i)
 		}
 		p.Pass(time.Hour)
@@ -51,7 +51,7 @@ func TestCancelLease(t *testing.T) {
 	})
 }
 
-// TestCanceledLeasesAreBounded: of many canceled leases the latest are remembered.
+// TestCanceledLeasesAreBounded: the shard remembers only the latest of many canceled leases.
 func TestCanceledLeasesAreBounded(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
 		ctx := context.Background()
@@ -72,8 +72,8 @@ func TestCanceledLeasesAreBounded(t *testing.T) {
 	})
 }
 
-// TestCancelRunning: the handler of a canceled task is told at once, and what
-// it returns is of no consequence.
+// TestCancelRunning: the context of a canceled task's handler ends at once, and the handler's
+// result has no effect.
 func TestCancelRunning(t *testing.T) {
 	t.Parallel()
 	for name, verdict := range map[string]error{
@@ -123,7 +123,7 @@ func TestCancelRunning(t *testing.T) {
 	}
 }
 
-// TestCancelRace: of all that end a leased task at the same time, one does.
+// TestCancelRace: many calls end a leased task at the same time, and exactly one call succeeds.
 func TestCancelRace(t *testing.T) {
 	t.Parallel()
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 2, GroupCap: 3, Retention: codeq.Forever}, func(t *testing.T, p *queuetest.Process) {
@@ -156,7 +156,7 @@ func TestCancelRace(t *testing.T) {
 	})
 }
 
-// TestSetRunAtWakesClaims: a claim that waits gets what becomes ready.
+// TestSetRunAtWakesClaims: a waiting claim gets a task that SetRunAt makes ready.
 func TestSetRunAtWakesClaims(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
 		id := queuetest.Produce(t, q, codeq.Task{Queue: "a", RunAt: time.Now().Add(time.Hour)})[0]
@@ -174,8 +174,7 @@ func TestSetRunAtWakesClaims(t *testing.T) {
 	})
 }
 
-// TestPauseRun: Run does not begin with tasks of a paused queue, and ends those
-// that it has.
+// TestPauseRun: Run starts no tasks of a paused queue, and finishes the tasks that it has.
 func TestPauseRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{Shards: 2, Retention: codeq.Forever})
@@ -203,8 +202,8 @@ func TestPauseRun(t *testing.T) {
 	})
 }
 
-// TestSnooze: a task that its handler puts off keeps its attempts, its key and
-// the turn of its group, over a restart too.
+// TestSnooze: a snoozed task keeps its number of attempts, its key, and the turn of its group, also
+// over a restart.
 func TestSnooze(t *testing.T) {
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 1, Retention: codeq.Forever}, func(t *testing.T, p *queuetest.Process) {
 		ctx := context.Background()
@@ -257,7 +256,7 @@ type inState struct {
 	reach func(p *queuetest.Process, task codeq.Task) codeq.ID
 }
 
-// waitingStates are the ways in which a task waits.
+// waitingStates are the states of a waiting task.
 var waitingStates = []inState{
 	{"ready", codeq.Ready, func(p *queuetest.Process, task codeq.Task) codeq.ID { return p.Store(task) }},
 	{"given back", codeq.Ready, func(p *queuetest.Process, task codeq.Task) codeq.ID {
@@ -295,7 +294,7 @@ var waitingStates = []inState{
 	}},
 }
 
-// busyStates are those of a task that has not ended, and does not wait.
+// busyStates are the states of a task that has not ended and does not wait.
 var busyStates = []inState{
 	{"leased", codeq.Leased, func(p *queuetest.Process, task codeq.Task) codeq.ID {
 		id := p.Store(task)
@@ -315,7 +314,7 @@ var busyStates = []inState{
 	}},
 }
 
-// TestChangesAreRefused: SetPriority and SetRunAt of tasks that do not wait.
+// TestChangesAreRefused: SetPriority and SetRunAt refuse a task that does not wait.
 func TestChangesAreRefused(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -357,8 +356,8 @@ func TestChangesAreRefused(t *testing.T) {
 	}
 }
 
-// TestSetPriority: of a task that waits, whatever for: it goes on waiting, and
-// has the new priority when it is ready.
+// TestSetPriority: a waiting task keeps waiting after SetPriority, and has the new priority when it
+// is ready.
 func TestSetPriority(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -389,8 +388,8 @@ func keyedAs(p *queuetest.Process, id codeq.ID) codeq.Task {
 	return codeq.Task{Queue: info.Queue, Group: info.Group, LimitKey: info.LimitKey, Unique: codeq.Unique{Key: info.Unique.Key}}
 }
 
-// TestSetRunAt: a task that waits becomes ready at the new time, and not before
-// what else holds it back.
+// TestSetRunAt: a waiting task becomes ready at its new time, but not before its other conditions
+// are met.
 func TestSetRunAt(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -446,8 +445,8 @@ func TestSetRunAt(t *testing.T) {
 	}
 }
 
-// TestPause: nothing is claimed from a paused queue, over restarts too; claims
-// that wait get its tasks when it is resumed.
+// TestPause: claims get no tasks from a paused queue, even after restarts. Waiting claims get the
+// tasks when the queue is resumed.
 func TestPause(t *testing.T) {
 	t.Parallel()
 	for _, shards := range []int{1, 3} {
@@ -455,7 +454,7 @@ func TestPause(t *testing.T) {
 			queuetest.ThroughSteps(t, codeq.Options{Shards: shards, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *queuetest.Process) {
 				ctx := context.Background()
 				var got chan codeq.ID
-				wait := func() { // lets claims wait, as a process does that has begun
+				wait := func() { // starts claims that wait, as a new process does
 					got = make(chan codeq.ID, 5)
 					for range 5 {
 						go func(q *codeq.Queue, got chan codeq.ID) {
@@ -486,7 +485,7 @@ func TestPause(t *testing.T) {
 				}
 				p.Pass(time.Minute)
 				require.NoError(t, p.Extend(ctx, l.Receipt, time.Hour))
-				require.NoError(t, p.Retry(ctx, l.Receipt, codeq.RetryOptions{After: -1})) // those in workers' hands go on
+				require.NoError(t, p.Retry(ctx, l.Receipt, codeq.RetryOptions{After: -1})) // leased tasks continue
 				ids[l.ID] = true
 				synctest.Wait()
 				require.Empty(t, got)
@@ -512,7 +511,7 @@ func TestPause(t *testing.T) {
 	}
 }
 
-// TestPauseRefused: names of queues, and contexts that have ended.
+// TestPauseRefused: Pause and Resume refuse invalid names of queues and contexts that have ended.
 func TestPauseRefused(t *testing.T) {
 	q := openLimited(t)
 	ctx := context.Background()
@@ -526,7 +525,7 @@ func TestPauseRefused(t *testing.T) {
 	set, err := q.Settings("a")
 	require.NoError(t, err)
 	require.False(t, set.Paused)
-	require.NoError(t, q.Pause(ctx, "unheard of")) // before it has a task
+	require.NoError(t, q.Pause(ctx, "unheard of")) // before the queue has a task
 	queuetest.Produce(t, q.Queue, codeq.Task{Queue: "unheard of"})
 	require.Nil(t, queuetest.ClaimNow(t, q.Queue, "unheard of"))
 }

@@ -21,8 +21,8 @@ import (
 	"codeq/test/queuetest"
 )
 
-// requirePrefix: an error that leaves the package begins with its name, which it has once; so
-// does each line of joined errors.
+// requirePrefix requires that an error begins with the name of the package and contains it once.
+// The same holds for each line of joined errors.
 func requirePrefix(t *testing.T, what string, err error) {
 	t.Helper()
 	require.Error(t, err, what)
@@ -32,7 +32,8 @@ func requirePrefix(t *testing.T, what string, err error) {
 	}
 }
 
-// TestErrorPrefix calls whatever the package exports in ways that it refuses.
+// TestErrorPrefix: each exported function and method returns errors with the prefix when it refuses
+// a call.
 func TestErrorPrefix(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{Shards: 2})
@@ -130,7 +131,7 @@ func TestErrorPrefix(t *testing.T) {
 	requirePrefix(t, "State", new(codeq.State).UnmarshalText(nil))
 }
 
-// outcome is the error of a call, or what it panics with.
+// outcome returns the error of a call, or its panic as an error.
 func outcome(call func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -140,7 +141,7 @@ func outcome(call func() error) (err error) {
 	return call()
 }
 
-// TestQueueNotOpened: every method of a nil Queue, and of a zero one, says what is wrong.
+// TestQueueNotOpened: every method of a nil or zero Queue returns an error that names Open.
 func TestQueueNotOpened(t *testing.T) {
 	var mux codeq.Mux
 	codeq.Handle(&mux, "verbs", func(context.Context, *codeq.Job[[]byte]) error { return nil })
@@ -167,7 +168,7 @@ func TestQueueNotOpened(t *testing.T) {
 	}
 }
 
-// TestNilContext: every method with a context refuses a nil one, and does nothing.
+// TestNilContext: every method with a context refuses a nil context and has no effect.
 func TestNilContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{Shards: 2})
@@ -208,7 +209,7 @@ func TestNilContext(t *testing.T) {
 	})
 }
 
-// TestZeroSubscription: one that Subscribe has not made has ended.
+// TestZeroSubscription: a Subscription that Subscribe did not create has ended.
 func TestZeroSubscription(t *testing.T) {
 	for name, sub := range map[string]*codeq.Subscription{"nil": nil, "zero": new(codeq.Subscription)} {
 		t.Run(name, func(t *testing.T) {
@@ -231,7 +232,7 @@ func TestZeroSubscription(t *testing.T) {
 	}
 }
 
-// TestZeroJob: a Job that a program has made itself, as in a test of its handlers, says so.
+// TestZeroJob: a Job that Handle did not create, for example in a test of a handler, says so.
 func TestZeroJob(t *testing.T) {
 	for name, job := range map[string]*codeq.Job[string]{
 		"nil": nil, "zero": {}, "with a lease": {Lease: &codeq.Lease{Task: codeq.Task{Queue: "a"}}, Args: "a"},
@@ -245,12 +246,13 @@ func TestZeroJob(t *testing.T) {
 	}
 }
 
-// panickyContext panics when it is asked whether it has ended.
+// panickyContext panics in Err.
 type panickyContext struct{ context.Context }
 
 func (panickyContext) Err() error { panic("Err") }
 
-// TestContextThatPanics ends the call that it was given to, and keeps no other from the shard.
+// TestContextThatPanics: the panic of a context ends its own call, and the shard serves all other
+// calls.
 func TestContextThatPanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{})
@@ -270,7 +272,7 @@ func TestContextThatPanics(t *testing.T) {
 	})
 }
 
-// enumValue is what a pointer to a value of an enum can do.
+// enumValue has the methods of a pointer to an enum value.
 type enumValue[T any] interface {
 	*T
 	fmt.Stringer
@@ -278,7 +280,7 @@ type enumValue[T any] interface {
 	texts.TextUnmarshaler
 }
 
-// testEnum takes the texts of the values from first on.
+// testEnum tests the texts of consecutive values, beginning with first.
 func testEnum[T ~uint8, P enumValue[T]](t *testing.T, first T, names ...string) {
 	t.Run(fmt.Sprintf("%T", first), func(t *testing.T) {
 		values := make(map[T]bool)
@@ -310,7 +312,8 @@ func testEnum[T ~uint8, P enumValue[T]](t *testing.T, first T, names ...string) 
 	})
 }
 
-// TestEnums: each value is a text that is read back, and nothing else is a value.
+// TestEnums: each value has a text that can be read back. No other text and no other number is a
+// value.
 func TestEnums(t *testing.T) {
 	testEnum(t, codeq.Ready, "ready", "scheduled", "blocked", "leased", "dead", "done", "canceled")
 	testEnum(t, codeq.BulkCancel, "cancel", "redrive", "purge", "set-priority", "move")
@@ -329,7 +332,7 @@ func TestEnums(t *testing.T) {
 		`codeq: invalid State: "redy" (allowed: ready, scheduled, blocked, leased, dead, done or canceled)`)
 }
 
-// TestEndOfContext: the error of a call whose ctx has ended matches how it ended, and the cause.
+// TestEndOfContext: the error of a call with an ended ctx matches the error of ctx and its cause.
 func TestEndOfContext(t *testing.T) {
 	cause := errors.New("the user left")
 	queuetest.Bubble(t, codeq.Options{Shards: 2, MinFreeBytes: -1}, func(t *testing.T, q *codeq.Queue) {
@@ -358,7 +361,7 @@ func TestEndOfContext(t *testing.T) {
 			}
 			return err
 		}
-		// Those that wait.
+		// The methods that wait.
 		waiting := map[string]func(context.Context) error{
 			"Claim": func(ctx context.Context) error {
 				_, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"none"}})
@@ -397,7 +400,7 @@ func TestEndOfContext(t *testing.T) {
 		for name, verb := range verbs {
 			switch name {
 			case "ClusterStatus", "AddNode", "RemoveNode", "ReplaceNode", "TransferLeadership", "Drain", "Undrain":
-				continue // refused by a queue by itself
+				continue // refused without a cluster
 			}
 			matches(name, verb(ended), context.Canceled)
 			matches(name, verb(late), context.DeadlineExceeded)
@@ -407,7 +410,7 @@ func TestEndOfContext(t *testing.T) {
 			time.AfterFunc(time.Second, func() { cancel(cause) })
 			matches(name, verb(ctx), context.Canceled)
 			if name == "PurgeDead" {
-				continue // gives up before a deadline that is too near
+				continue // returns earlier if the deadline is too near
 			}
 			ctx, stop := context.WithTimeoutCause(t.Context(), time.Second, cause)
 			matches(name, verb(ctx), context.DeadlineExceeded)

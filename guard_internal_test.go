@@ -21,8 +21,9 @@ import (
 	"codeq/internal/testkit"
 )
 
-// TestPanicOfOwner: the owner of a shard panics amid a group. Whoever waits for the shard gets an
-// answer, the other shards go on, Close returns, and the next Open finds all that was acknowledged.
+// TestPanicOfOwner: the owner of a shard panics in a group. All calls that wait for the shard
+// return, the other shards continue, Close returns, and the next Open finds all acknowledged
+// changes.
 func TestPanicOfOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := testkit.NewUserHandler(func(string) {})
@@ -86,7 +87,7 @@ func TestPanicOfOwner(t *testing.T) {
 	})
 }
 
-// panickyGate panics when somebody who has passed it looks whether he may again.
+// panickyGate panics at the first look after a claim has entered.
 type panickyGate struct{ passed bool }
 
 func (g *panickyGate) Look(*dispatch.Dispatcher, time.Time) (bool, time.Duration) {
@@ -104,8 +105,8 @@ func (g *panickyGate) Leave(int) []*dispatch.Dispatcher { return nil }
 func (g *panickyGate) MayAsk() bool                     { return false }
 func (g *panickyGate) Ask(*dispatch.Claim) bool         { return false }
 
-// TestPanicOfOwnerAmidClaim: the owner panics while it serves a claim that it has taken, one that
-// waits or that has just come, for one queue or for a list of them. The claim gets an answer.
+// TestPanicOfOwnerAmidClaim: the owner panics while it serves a claim that has taken a task. The
+// claim is new or has waited, for one queue or for a list of queues. It returns an error.
 func TestPanicOfOwnerAmidClaim(t *testing.T) {
 	for _, queues := range [...]int{1, dispatch.ShortList + 1} {
 		for _, waits := range [...]bool{false, true} {
@@ -142,8 +143,8 @@ func TestPanicOfOwnerAmidClaim(t *testing.T) {
 	}
 }
 
-// TestCrashOnFullDisk: a shard on which nothing is written for want of room ends as well when what
-// it relies on has panicked.
+// TestCrashOnFullDisk: a shard without disk space writes nothing. It still fails when a component
+// that it needs has panicked.
 func TestCrashOnFullDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q, err := Open("q", inspect.With(&Options{Shards: 1}, inspect.Private{FS: crashfs.New()}))
@@ -158,12 +159,12 @@ func TestCrashOnFullDisk(t *testing.T) {
 	})
 }
 
-// panickyCommitter panics, as Pebble does with its locks locked.
+// panickyCommitter panics in Commit. Pebble can panic there, too, and keeps its locks locked.
 type panickyCommitter struct{ committer }
 
 func (panickyCommitter) Commit(*pebble.Batch) error { panic(testkit.Injected("commit")) }
 
-// TestPanicOfCommit: the callers of the group do not know whether it is stored.
+// TestPanicOfCommit: the callers of the group get ErrUncertain, since the group may be stored.
 func TestPanicOfCommit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q, err := Open("q", inspect.With(&Options{Shards: 1}, inspect.Private{FS: crashfs.New()}))
@@ -178,7 +179,8 @@ func TestPanicOfCommit(t *testing.T) {
 	})
 }
 
-// TestPanicInClose: a store that cannot be closed is left, and can be opened again.
+// TestPanicInClose: Close abandons a store that it cannot close, and the next Open can open the
+// store.
 func TestPanicInClose(t *testing.T) {
 	testkit.AbandonsStores(t)
 	p := &testkit.PanicIn{Names: []string{"close of a store"}}
@@ -196,8 +198,8 @@ func TestPanicInClose(t *testing.T) {
 	require.NoError(t, q.Close())
 }
 
-// TestAbandonedEnds: whoever ends a lease for Run, and whose outcome is not known any more, hears
-// of it once.
+// TestAbandonedEnds: if the outcome of a call that ends a lease for Run is unknown, OnError reports
+// it once.
 func TestAbandonedEnds(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		told := make(chan error, 3)
