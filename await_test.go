@@ -148,7 +148,7 @@ func TestAwaitTasksThatWait(t *testing.T) {
 }
 
 // TestAwaitLate: for about ten minutes, Await returns the outcome of an ended task that is not
-// kept, but not after a restart. A kept task has no outcome after its retention.
+// kept, but not after a restart. For a kept task, Await returns ErrNotFound after the retention.
 func TestAwaitLate(t *testing.T) {
 	ctx := context.Background()
 	synctest.Test(t, func(t *testing.T) {

@@ -416,7 +416,8 @@ func TestCheckpointPowerLoss(t *testing.T) {
 		require.NoError(t, q.Checkpoint(t.Context(), "copy"))
 		mu.Lock()
 		armed = false
-		images = append(images, disk.CrashClone(vfs.CrashCloneCfg{RNG: rng})) // after Checkpoint returned
+		// After Checkpoint returned.
+		images = append(images, disk.CrashClone(vfs.CrashCloneCfg{RNG: rng}))
 		mu.Unlock()
 		require.NoError(t, q.Close())
 		outcomes := make(map[string]int)
@@ -560,7 +561,8 @@ func TestCheckpointWaitsForBusyShard(t *testing.T) {
 // than its settings allow.
 func TestCheckpointKeepsLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		opts := *queuetest.OnDisk(crashfs.New(), &codeq.Options{Shards: 2, GroupCap: 1}) // one operation per commit
+		// GroupCap: one operation per commit.
+		opts := *queuetest.OnDisk(crashfs.New(), &codeq.Options{Shards: 2, GroupCap: 1})
 		q, err := codeq.Open("queue", &opts)
 		require.NoError(t, err)
 		require.NoError(t, q.Configure(t.Context(), "a", func(s *codeq.Settings) { s.Concurrency = 1 }))
@@ -595,11 +597,11 @@ func TestCheckpointKeepsLimits(t *testing.T) {
 	})
 }
 
-// TestCheckpointIsOneCut: a copy under load contains every operation that ended before it, and no
-// operation that began after it. For each producer, it contains a prefix of the producer's calls,
-// over all shards. When the tasks of the copy are done, each of their follow-ups is done exactly
-// once. The checkpoint does not affect the queue, and later changes of the queue do not affect the
-// copies.
+// TestCheckpointIsOneCut: a copy under load contains every operation that ended before the
+// checkpoint, and no operation that began after the checkpoint. For each producer, the copy
+// contains a prefix of the producer's calls, over all shards. When the tasks of the copy are done,
+// each of their follow-ups is done exactly once. The checkpoint does not affect the queue, and
+// later changes of the queue do not affect the copies.
 func TestCheckpointIsOneCut(t *testing.T) {
 	t.Parallel()
 	levels := []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk, codeq.DurabilityNone}

@@ -78,7 +78,8 @@ func TestClaimThatIsSentOnIsGivenUp(t *testing.T) {
 		for range 20 { // some begin at the other shard
 			require.NoError(t, other.probe(func(s *shard) error {
 				s.claims.SetGateway(s.claims.Of(s.rules.Names.QueueNamed("a")), closedGate{})
-				liar.Publish(s.rules.Names.Queues["a"]) // announces a task that the shard does not grant
+				// It announces a task that the shard does not grant.
+				liar.Publish(s.rules.Names.Queues["a"])
 				return nil
 			}))
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)

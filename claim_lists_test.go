@@ -164,8 +164,8 @@ func TestClaimSetsGo(t *testing.T) {
 	}
 }
 
-// TestUnusedClaimSetsGo: the lists of claims with ever new lists are dropped after a while, even if
-// nothing else happens.
+// TestUnusedClaimSetsGo: each claim has a new list of queues. After a while, the shards drop all
+// these lists, even if nothing else happens.
 func TestUnusedClaimSetsGo(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
 		for i := range 300 {

@@ -232,7 +232,7 @@ func TestTenantSharesChange(t *testing.T) {
 	})
 }
 
-// TestTenantSharesOfRun: the tasks of many workers have the same shares of tenants as single
+// TestTenantSharesOfRun: many workers of Run get tasks of the tenants in the same shares as single
 // claims.
 func TestTenantSharesOfRun(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 4}, func(t *testing.T, q *codeq.Queue) {
@@ -268,7 +268,7 @@ func TestTenantSharesBehindLimits(t *testing.T) {
 		run      bool
 		shards   int  // 0: four
 		keys     bool // each tenant has a LimitKey, so all its tasks are in one shard
-		want     int  // claims of X, which has tasks in one shard, out of 5,000; 0: as many as the others
+		want     int  // claims of X (in one shard) out of 5,000; 0: as many as the others
 	}{
 		"concurrency":           {settings: codeq.Settings{Concurrency: 8}, run: true},
 		"concurrency of one":    {settings: codeq.Settings{Concurrency: 1}, run: true},

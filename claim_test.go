@@ -163,8 +163,8 @@ func TestClaimThatIsLateUsesNoAttempt(t *testing.T) {
 	}
 }
 
-// TestClaimWaits: a later produce serves a waiting claim, in any shard and any of its queues, first
-// come, first served.
+// TestClaimWaits: a later produce into any shard and any queue of a waiting claim serves this
+// claim, first come, first served.
 func TestClaimWaits(t *testing.T) {
 	for _, shards := range []int{1, 3} {
 		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
@@ -233,7 +233,8 @@ func TestQueueOfManyWaitersDelaysNoOther(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			queuetest.Bubble(t, *inspect.With(&codeq.Options{Shards: 1}, inspect.Private{GroupBytes: 4 << 10}), func(t *testing.T, q *codeq.Queue) {
 				const n = 100
-				claim := func(queue string) (group chan uint64) { // the token identifies the claim's group
+				// The token identifies the group of the claim.
+				claim := func(queue string) (group chan uint64) {
 					req := codeq.ClaimRequest{Queues: []string{queue}}
 					for i := range more {
 						req.Queues = append(req.Queues, fmt.Sprint(queue, i))

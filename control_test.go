@@ -485,7 +485,8 @@ func TestPause(t *testing.T) {
 				}
 				p.Pass(time.Minute)
 				require.NoError(t, p.Extend(ctx, l.Receipt, time.Hour))
-				require.NoError(t, p.Retry(ctx, l.Receipt, codeq.RetryOptions{After: -1})) // leased tasks continue
+				// Leased tasks continue.
+				require.NoError(t, p.Retry(ctx, l.Receipt, codeq.RetryOptions{After: -1}))
 				ids[l.ID] = true
 				synctest.Wait()
 				require.Empty(t, got)

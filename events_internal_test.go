@@ -20,7 +20,7 @@ import (
 	"codeq/internal/testkit"
 )
 
-// buffered reads what a subscription holds, without waiting for more.
+// buffered returns the buffered events of a subscription, without a wait for more.
 func buffered(sub *Subscription) (events []Event) {
 	for {
 		e, ok, _ := sub.events.Take()
@@ -31,7 +31,7 @@ func buffered(sub *Subscription) (events []Event) {
 	}
 }
 
-// brief is a line for each event that is buffered: kind, attempt, error.
+// brief returns a line for each buffered event: kind, attempt, error.
 func brief(sub *Subscription) (lines []string) {
 	for _, e := range buffered(sub) {
 		lines = append(lines, strings.TrimSpace(fmt.Sprint(e.Kind, " ", e.Attempt, " ", e.LastError)))
@@ -39,8 +39,8 @@ func brief(sub *Subscription) (lines []string) {
 	return lines
 }
 
-// TestEventKinds lets each verb make its change, and looks as soon as the verb
-// has returned.
+// TestEventKinds: each verb makes its change, and the event is there as soon as the verb has
+// returned.
 func TestEventKinds(t *testing.T) {
 	bubble(t, Options{Shards: 1, MaxAttempts: 3}, func(t *testing.T, q *Queue) {
 		ctx := context.Background()
@@ -146,8 +146,7 @@ func TestSubscribeLimits(t *testing.T) {
 	})
 }
 
-// TestNothingIsCollectedInVain: without interest in a change, nothing of it is
-// remembered.
+// TestNothingIsCollectedInVain: a shard collects no events of a kind that no subscription wants.
 func TestNothingIsCollectedInVain(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		collected := func() (n int) {
@@ -178,8 +177,8 @@ func TestNothingIsCollectedInVain(t *testing.T) {
 	})
 }
 
-// TestSubscriptionCloses at any moment while events flow from several shards,
-// whether it is read or not.
+// TestSubscriptionCloses: a subscription can be closed at any moment while events arrive from
+// several shards, with or without a reader.
 func TestSubscriptionCloses(t *testing.T) {
 	t.Parallel()
 	q, err := Open(t.TempDir(), &Options{Shards: 2})
@@ -213,7 +212,7 @@ func TestSubscriptionCloses(t *testing.T) {
 					return
 				}
 				var reader sync.WaitGroup
-				if i > 0 { // the first is never read
+				if i > 0 { // the first subscription has no reader
 					reader.Go(func() {
 						for e, err := range sub.All(context.Background()) {
 							if errors.Is(err, ErrClosed) {
@@ -243,12 +242,12 @@ func TestSubscriptionCloses(t *testing.T) {
 	require.NoError(t, q.Close())
 }
 
-// eventCommitter looks at a subscription in the middle of each commit.
+// eventCommitter reads a subscription in each commit.
 type eventCommitter struct {
 	committer
 	sub    *Subscription
-	during []string // what was there
-	err    error    // of the next commits; those do not happen
+	during []string // events at that time
+	err    error    // if set, the commits fail with it
 }
 
 func (c *eventCommitter) Commit(b *pebble.Batch) error {
@@ -259,7 +258,7 @@ func (c *eventCommitter) Commit(b *pebble.Batch) error {
 	return c.committer.Commit(b)
 }
 
-// TestEventsFollowTheCommit: before it there are none, and none for one that fails.
+// TestEventsFollowTheCommit: events appear after their commit, and a failed commit has none.
 func TestEventsFollowTheCommit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q, err := Open("queue", inspect.With(&Options{Shards: 2}, inspect.Private{FS: crashfs.New()}))
@@ -294,8 +293,7 @@ func TestEventsFollowTheCommit(t *testing.T) {
 	})
 }
 
-// witness produces a task, and notes what a subscription has when its caller is
-// about to be woken.
+// witness produces a task, and records the events of a subscription just before the caller wakes.
 type witness struct {
 	completion
 	sub  *Subscription
@@ -315,7 +313,7 @@ func (w *witness) settle(err error) {
 	w.completion.settle(err)
 }
 
-// TestEventsPrecedeTheReturn: a caller finds the event of what it did.
+// TestEventsPrecedeTheReturn: when a call returns, its event is in the subscription.
 func TestEventsPrecedeTheReturn(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		sub, err := q.Subscribe(SubscribeOptions{})

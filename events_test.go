@@ -26,7 +26,7 @@ func subscribe(t *testing.T, q *codeq.Queue, opts codeq.SubscribeOptions) *codeq
 	return sub
 }
 
-// TestEventFields: an event names its task and tells the time of the commit.
+// TestEventFields: an event has the fields of its task and the time of its commit.
 func TestEventFields(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 3}, func(t *testing.T, q *codeq.Queue) {
 		sub := subscribe(t, q, codeq.SubscribeOptions{})
@@ -83,8 +83,8 @@ func TestSubscribeFilters(t *testing.T) {
 	})
 }
 
-// TestEventsLost: a subscription that nobody reads keeps the newest events and
-// counts the others, and a reader that comes late goes on from there.
+// TestEventsLost: a subscription without a reader keeps the newest events and counts the lost ones.
+// A late reader continues with the kept events.
 func TestEventsLost(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
 		slow := subscribe(t, q, codeq.SubscribeOptions{Queues: []string{"a"}, Buffer: 3})
@@ -98,7 +98,7 @@ func TestEventsLost(t *testing.T) {
 			}
 			ids, err := q.ProduceBatch(context.Background(), tasks)
 			require.NoError(t, err)
-			queuetest.Produce(t, q, codeq.Task{Queue: "b"}) // of no interest: not lost
+			queuetest.Produce(t, q, codeq.Task{Queue: "b"}) // not selected, so not lost
 			want = append(want, ids...)
 			if n := len(want) - 3; n > 0 {
 				lost += uint64(n)
@@ -123,7 +123,7 @@ func TestEventsLost(t *testing.T) {
 	})
 }
 
-// TestNextWaits: Next wakes for an event of its own, and for the end of ctx.
+// TestNextWaits: Next returns when an event of its subscription arrives, or when ctx ends.
 func TestNextWaits(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
 		sub := subscribe(t, q, codeq.SubscribeOptions{Queues: []string{"a"}})
@@ -158,8 +158,7 @@ func TestNextWaits(t *testing.T) {
 	})
 }
 
-// TestEventsEndWithClose: what the closing queue still does is told, then every
-// reader learns of the end.
+// TestEventsEndWithClose: a reader gets all events of the closing queue, and then ErrClosed.
 func TestEventsEndWithClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := context.Background()
@@ -194,8 +193,8 @@ func TestEventsEndWithClose(t *testing.T) {
 	})
 }
 
-// TestEventsOverRestart: a queue that is opened again tells nothing of its past,
-// and goes on with what was under way.
+// TestEventsOverRestart: after a restart, a subscription gets no events from before. It gets the
+// later events of attempts that were running.
 func TestEventsOverRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		opts := *queuetest.OnDisk(crashfs.New(), &codeq.Options{Shards: 1, MaxAttempts: 2})
@@ -232,8 +231,8 @@ func TestEventsOverRestart(t *testing.T) {
 	})
 }
 
-// TestEventsOfManyShards: the events of all shards arrive, those of a task in
-// the order of its life and those of a shard in the order of its decisions.
+// TestEventsOfManyShards: the events of all shards arrive. The events of a task are in the order of
+// its life, and the events of a shard are in the order of its decisions.
 func TestEventsOfManyShards(t *testing.T) {
 	const callers, each = 8, 100
 	queuetest.Bubble(t, codeq.Options{Shards: 4, GroupCap: 16}, func(t *testing.T, q *codeq.Queue) {
@@ -261,7 +260,7 @@ func TestEventsOfManyShards(t *testing.T) {
 		}
 		wg.Wait()
 		lives := make(map[codeq.ID][]codeq.EventKind)
-		last := make(map[int]codeq.ID) // produced last, by shard
+		last := make(map[int]codeq.ID) // the last produced task, by shard
 		for _, e := range queuetest.Buffered(sub) {
 			lives[e.ID] = append(lives[e.ID], e.Kind)
 			if e.Kind == codeq.EventProduced {

@@ -14,8 +14,8 @@ import (
 	"codeq"
 )
 
-// cluster opens three nodes on loopback addresses, in one process and below one
-// directory: an application has each on a machine of its own.
+// cluster opens three nodes on loopback addresses, in one process and below one directory. In an
+// application, each node has a machine of its own.
 func cluster() (nodes []*codeq.Queue, peers []codeq.Peer, end func()) {
 	dir, err := os.MkdirTemp("", "codeq-cluster")
 	if err != nil {
@@ -28,7 +28,7 @@ func cluster() (nodes []*codeq.Queue, peers []codeq.Peer, end func()) {
 		peers = append(peers, codeq.Peer{Node: name, Address: l.Addr().String()})
 	}
 	nodes = make([]*codeq.Queue, len(peers))
-	each := func(do func(i int) error) { // at the same time, as machines do
+	each := func(do func(i int) error) { // at the same time, as on three machines
 		var all sync.WaitGroup
 		for i := range nodes {
 			all.Go(func() {
@@ -54,8 +54,8 @@ func cluster() (nodes []*codeq.Queue, peers []codeq.Peer, end func()) {
 	}
 }
 
-// newcomer opens a node that is to become part of a cluster. If it joins, Open asks the other nodes
-// to add it; otherwise it waits for AddNode or ReplaceNode.
+// newcomer opens a node for an existing cluster. With joins, Open asks the other nodes to add the
+// node. Otherwise, the node waits for AddNode or ReplaceNode.
 func newcomer(name string, peers []codeq.Peer, joins bool) (address string, end func()) {
 	dir, err := os.MkdirTemp("", "codeq-"+name)
 	if err != nil {
@@ -63,14 +63,14 @@ func newcomer(name string, peers []codeq.Peer, joins bool) (address string, end 
 	}
 	l := loopback()
 	q, err := codeq.Open(dir, &codeq.Options{
-		// With LeaveOnClose, Close would remove it again.
+		// With LeaveOnClose, Close would remove the node again.
 		Cluster: &codeq.Cluster{Node: name, Listener: l, Peers: peers, Join: joins},
 	})
 	if err != nil {
 		log.Fatal(err)
 	}
 	return l.Addr().String(), func() {
-		_ = q.Close() // it may have been removed
+		_ = q.Close() // the node may be removed already
 		_ = os.RemoveAll(dir)
 	}
 }
@@ -102,7 +102,7 @@ func ExampleCluster() {
 	// Output: hello
 }
 
-// A new node takes the place of one that has lost its disk.
+// A new node replaces a node that has lost its disk.
 func ExampleQueue_ReplaceNode() {
 	ctx := context.Background()
 	nodes, peers, end := cluster()
@@ -126,7 +126,7 @@ func ExampleQueue_ReplaceNode() {
 	// dan
 }
 
-// A node that was opened without Join waits until it is added.
+// A node without Join waits until the cluster adds it.
 func ExampleQueue_AddNode() {
 	ctx := context.Background()
 	nodes, peers, end := cluster()
@@ -144,7 +144,7 @@ func ExampleQueue_AddNode() {
 	// Output: 4 nodes
 }
 
-// A node that has joined leaves again, while the cluster runs.
+// A running cluster removes a node that has joined.
 func ExampleQueue_RemoveNode() {
 	ctx := context.Background()
 	nodes, peers, end := cluster()
@@ -168,8 +168,8 @@ func ExampleQueue_RemoveNode() {
 	// 3 nodes
 }
 
-// Before somebody takes a machine away for a while, other nodes can take over its shards. Close
-// hands them over as well.
+// Before the maintenance of a machine, other nodes can take over its shards. Close hands the shards
+// over as well.
 func ExampleQueue_TransferLeadership() {
 	ctx := context.Background()
 	nodes, _, end := cluster()
@@ -177,7 +177,7 @@ func ExampleQueue_TransferLeadership() {
 	if err := nodes[0].TransferLeadership(ctx, 0, "bob"); err != nil {
 		log.Fatal(err)
 	}
-	// Whoever leads it, the shard serves.
+	// Any node can use the shard, whichever node leads it.
 	if _, err := nodes[0].Stats(ctx); err != nil {
 		log.Fatal(err)
 	}
@@ -195,7 +195,7 @@ func ExampleQueue_Drain() {
 	if err := nodes[0].Drain(ctx); err != nil {
 		log.Fatal(err)
 	}
-	// It leads nothing: it can be closed, and others go on at once.
+	// The node leads no shards now. It can be closed, and the other nodes continue at once.
 	if err := nodes[0].Undrain(ctx); err != nil {
 		log.Fatal(err)
 	}
@@ -207,7 +207,7 @@ func ExampleQueue_Undrain() {
 	ctx := context.Background()
 	nodes, _, end := cluster()
 	defer end()
-	if err := nodes[0].Undrain(ctx); err != nil { // it was not drained
+	if err := nodes[0].Undrain(ctx); err != nil { // no effect: the node was not drained
 		log.Fatal(err)
 	}
 	fmt.Println("ok")
@@ -218,7 +218,8 @@ func ExampleQueue_ClusterStatus() {
 	ctx := context.Background()
 	nodes, _, end := cluster()
 	defer end()
-	if _, err := nodes[0].Produce(ctx, codeq.Task{Queue: "mail"}); err != nil { // waits for leaders
+	// Produce waits until the shards have leaders.
+	if _, err := nodes[0].Produce(ctx, codeq.Task{Queue: "mail"}); err != nil {
 		log.Fatal(err)
 	}
 	st, err := nodes[1].ClusterStatus(ctx)
@@ -236,7 +237,7 @@ func ExampleQueue_ClusterStatus() {
 	// Output: bob sees 3 shards
 }
 
-// A service reports that it is ready once its node can be worked with.
+// A service reports that it is ready as soon as its node can serve calls.
 func ExampleQueue_WaitReady() {
 	nodes, _, end := cluster()
 	defer end()
@@ -246,7 +247,7 @@ func ExampleQueue_WaitReady() {
 	// Output: <nil>
 }
 
-// One of two machines is gone for good. The other one goes on alone, with what it has, and new
+// One of two machines is lost for good. The other one continues alone, with its own tasks, and new
 // nodes can join it.
 func ExampleRecoverCluster() {
 	ctx := context.Background()
@@ -263,7 +264,8 @@ func ExampleRecoverCluster() {
 	for i, p := range peers {
 		q, err := codeq.Open(filepath.Join(dir, p.Node), &codeq.Options{Cluster: &codeq.Cluster{
 			Node: p.Node, Listener: listeners[i], Peers: peers,
-			HeartbeatTimeout: 200 * time.Millisecond, CallTimeout: time.Second, // the network is this machine
+			// Short timeouts, since the network is one machine.
+			HeartbeatTimeout: 200 * time.Millisecond, CallTimeout: time.Second,
 		}})
 		if err != nil {
 			log.Fatal(err)

@@ -9,8 +9,8 @@ import (
 	"codeq"
 )
 
-// The handler of a canceled task learns of it by its context. Whatever it
-// returns then, the task is not tried again.
+// The context of a canceled task's handler ends. Whatever the handler returns then, the task is not
+// tried again.
 func ExampleQueue_Cancel() {
 	q, done := open()
 	defer done()
@@ -44,8 +44,8 @@ func ExampleQueue_Cancel() {
 	// task: canceled
 }
 
-// While a mail server is down, nobody claims what is to be sent. Tasks may be
-// produced all the same.
+// While a mail server is down, its queue is paused, and no claim gets a mail. Tasks can still be
+// produced.
 func ExampleQueue_Pause() {
 	q, done := open()
 	defer done()
@@ -86,7 +86,7 @@ func ExampleQueue_Resume() {
 	// Output: hello
 }
 
-// The settings of a queue are those that Configure has stored, also while the queue is paused.
+// Settings returns the settings that Configure has stored, also while the queue is paused.
 func ExampleQueue_Settings() {
 	q, done := open()
 	defer done()
@@ -102,8 +102,8 @@ func ExampleQueue_Settings() {
 	// paused: true
 }
 
-// Stats has the queues that have settings, too, tasks or none: here it finds those
-// that are paused.
+// Stats also returns queues that have settings, but no tasks. Here, it is used to find the paused
+// queues.
 func ExampleQueue_Stats_settings() {
 	q, done := open()
 	defer done()
@@ -123,7 +123,7 @@ func ExampleQueue_Stats_settings() {
 	// mail is paused
 }
 
-// A customer upgrades: what waits for them goes before the rest.
+// A customer upgrades: the customer's waiting task goes first.
 func ExampleQueue_SetPriority() {
 	q, done := open()
 	defer done()
@@ -146,7 +146,7 @@ func ExampleQueue_SetPriority() {
 	// while it is worked on: true
 }
 
-// A reminder is put off, and then sent now.
+// A reminder is postponed, and then sent now.
 func ExampleQueue_SetRunAt() {
 	q, done := open()
 	defer done()
@@ -169,8 +169,8 @@ func ExampleQueue_SetRunAt() {
 	// ready
 }
 
-// A service with a quota gets three calls at a time, and a hundred a second. The
-// limits are stored with the queue, and may be changed while it runs.
+// A service with a quota gets three calls at a time, and a hundred per second. The limits are
+// stored with the queue, and may change while it runs.
 func ExampleQueue_Configure() {
 	q, done := open()
 	defer done()
@@ -202,8 +202,8 @@ func ExampleQueue_Configure() {
 	// 5 100
 }
 
-// No customer's shop gets more than one request at a time. Its further tasks step
-// aside, and those of other customers get past them.
+// Each customer's shop gets one request at a time. Its further tasks wait, and the tasks of other
+// customers go first.
 func ExampleSettings_concurrencyPerKey() {
 	q, done := open()
 	defer done()
@@ -234,7 +234,7 @@ func ExampleSettings_concurrencyPerKey() {
 	// flowers
 }
 
-// The queue of a customer who has gone is removed, once nobody uses it.
+// The queue of a former customer is deleted as soon as it has no tasks.
 func ExampleQueue_DeleteQueue() {
 	q, done := open()
 	defer done()
@@ -256,7 +256,7 @@ func ExampleQueue_DeleteQueue() {
 	// queues: 0
 }
 
-// Customers of the large plan get three tasks done for each one of the others.
+// Customers of the large plan get three tasks done for each task of the others.
 func ExampleSettings_tenantWeights() {
 	q, done := open()
 	defer done()

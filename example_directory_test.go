@@ -12,7 +12,7 @@ import (
 	"codeq"
 )
 
-// A backup of a queue at work, and the queue as it was then.
+// A backup of a running queue has the tasks of the moment of the call.
 func ExampleQueue_Checkpoint() {
 	root, err := os.MkdirTemp("", "")
 	check(err)
@@ -38,8 +38,8 @@ func ExampleQueue_Checkpoint() {
 	// Output: 1
 }
 
-// A backup whose files are handed to another user of the machine. Without Copy they would be links:
-// their owner and mode would be those of the files of the queue at work.
+// The files of this backup get another mode, for another user of the machine. Without Copy, they
+// would be links, with the owner and the mode of the running queue's files.
 func ExampleCheckpointOptions() {
 	root, err := os.MkdirTemp("", "")
 	check(err)
@@ -62,8 +62,7 @@ func ExampleCheckpointOptions() {
 	// Output:
 }
 
-// Less is free on the disk than should be: tasks are refused, and stored as soon
-// as there is room.
+// If the disk has less free space than MinFreeBytes, tasks are refused until there is room.
 func ExampleErrDiskFull() {
 	dir, err := os.MkdirTemp("", "codeq")
 	if err != nil {
@@ -80,8 +79,8 @@ func ExampleErrDiskFull() {
 	// Output: true
 }
 
-// closedMail makes the directory of a closed queue that holds one mail to send, and one that has
-// become a dead letter.
+// closedMail creates the directory of a closed queue. The queue is paused. It holds a ready mail, a
+// scheduled mail and a dead letter.
 func closedMail() (dir string, waits, dead codeq.ID, end func()) {
 	dir, err := os.MkdirTemp("", "readonly")
 	check(err)
@@ -103,7 +102,7 @@ func closedMail() (dir string, waits, dead codeq.ID, end func()) {
 	return dir, waits, dead, func() { check(os.RemoveAll(dir)) }
 }
 
-// What a queue holds is shown while nobody has it open, and nothing happens to it.
+// A Reader shows a queue that no process has open, and does not change it.
 func ExampleOpenReadOnly() {
 	dir, _, _, end := closedMail()
 	defer end()
@@ -206,7 +205,7 @@ func ExampleReader_StorageStats() {
 	// Output: 2 shards, it has files: true
 }
 
-// A Reader says of which moment the directory is.
+// Staleness reports how current the directory is.
 func ExampleReader_Staleness() {
 	dir, _, _, end := closedMail()
 	defer end()
@@ -214,7 +213,7 @@ func ExampleReader_Staleness() {
 	check(err)
 	defer func() { check(r.Close()) }()
 	s := r.Staleness()
-	for i, shard := range s.Shards { // of a node of a cluster
+	for i, shard := range s.Shards { // for a node of a cluster
 		if missing := shard.Logged - shard.Applied; missing > 0 {
 			fmt.Printf("shard %d: %d entries of its log are not shown\n", i, missing)
 		}
@@ -223,7 +222,7 @@ func ExampleReader_Staleness() {
 	// Output: node "", closed in order: true
 }
 
-// A Reader that is closed lets the queue be opened.
+// After a Reader is closed, the queue can be opened.
 func ExampleReader_Close() {
 	dir, _, _, end := closedMail()
 	defer end()
@@ -272,8 +271,8 @@ func ExampleReader_FindByKey() {
 	// Output: scheduled: welcome
 }
 
-// A script pauses a queue while the application is down. Whatever has become due meanwhile is left
-// to the application, with its own options.
+// A script pauses a queue while the application is down. Tasks that are due meanwhile are left to
+// the application, with its own options.
 func ExampleOptions_tool() {
 	dir, _, _, end := closedMail()
 	defer end()
@@ -288,7 +287,8 @@ func ExampleOptions_tool() {
 	// Output: paused: true
 }
 
-// The directory of a queue that nobody has open is read through, and repaired if need be.
+// Verify reads the whole directory of a queue that no process has open, and repairs it if
+// necessary.
 func ExampleVerify() {
 	dir, err := os.MkdirTemp("", "verify")
 	if err != nil {
@@ -326,7 +326,7 @@ func ExampleVerify() {
 	// Output: 1 ready, 0 problems
 }
 
-// A problem that has been repaired is still reported.
+// A repaired problem stays in the report, and the report is OK.
 func ExampleVerifyReport_OK() {
 	report := codeq.VerifyReport{Problems: []codeq.Problem{
 		{Shard: 2, File: "000004.sst", Text: "a block is damaged", Repairable: true},

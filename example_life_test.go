@@ -15,8 +15,8 @@ import (
 
 var ctx = context.Background()
 
-// open opens a queue in a directory of its own. With one shard, the order of
-// tasks is that of the whole queue.
+// open opens a queue in a directory of its own. With one shard, all tasks of a queue have one
+// order.
 func open() (q *codeq.Queue, done func()) {
 	dir, err := os.MkdirTemp("", "codeq-example-")
 	check(err)
@@ -99,7 +99,7 @@ func ExampleQueue_Produce_later() {
 	// Output: true
 }
 
-// Claims take turns over the tenants, however many tasks one of them has.
+// Claims take turns over the tenants, however many tasks each tenant has.
 func ExampleQueue_Produce_tenants() {
 	q, done := open()
 	defer done()
@@ -121,7 +121,7 @@ func ExampleQueue_Produce_tenants() {
 	// large
 }
 
-// Either all tasks of a batch are stored or none.
+// A batch stores either all of its tasks or none.
 func ExampleQueue_ProduceBatch() {
 	q, done := open()
 	defer done()
@@ -203,7 +203,7 @@ func ExampleQueue_Complete() {
 	// true
 }
 
-// The follow-ups exist exactly if the task is completed.
+// The follow-ups are stored if and only if the task is completed.
 func ExampleQueue_Complete_followUps() {
 	q, done := open()
 	defer done()
@@ -224,7 +224,7 @@ func ExampleQueue_Complete_followUps() {
 	// Output: 0 1 1
 }
 
-// An attempt has failed: it counts, and what it says is shown to the next one.
+// A failed attempt counts, and the next attempt sees its error.
 func ExampleQueue_Retry() {
 	q, done := open()
 	defer done()
@@ -289,7 +289,7 @@ func ExampleQueue_DeadLetter() {
 	// Output: dead: no such mailbox
 }
 
-// A worker that needs longer than it thought keeps its lease alive.
+// A worker that needs more time extends its lease.
 func ExampleQueue_Extend() {
 	q, done := open()
 	defer done()
@@ -335,8 +335,8 @@ func ExampleQueue_Run() {
 	// all handlers have ended
 }
 
-// Handlers get the JSON of the payload decoded, and leave with the completion
-// a result and further tasks.
+// A handler gets the decoded JSON of the payload. The completion stores its result and its
+// follow-ups.
 func ExampleHandle() {
 	q, done := open()
 	defer done()
@@ -374,7 +374,7 @@ func ExampleHandle() {
 	// order done: charged
 }
 
-// A handler puts its task off; the attempt does not count.
+// A handler postpones its task; the attempt does not count.
 func ExampleSnooze() {
 	q, done := open()
 	defer done()
@@ -400,7 +400,7 @@ func ExampleSnooze() {
 	// attempt 1
 }
 
-// A handler says itself when its failed task is tried again.
+// A handler chooses when its failed task is tried again.
 func ExampleRetryAfter() {
 	q, done := open()
 	defer done()
@@ -421,7 +421,7 @@ func ExampleRetryAfter() {
 	// Output: attempt 2, after: too many requests
 }
 
-// A handler gives its task up, whatever attempts are left.
+// A handler gives up its task, even if attempts are left.
 func ExampleDeadLetter() {
 	q, done := open()
 	defer done()
@@ -464,7 +464,7 @@ func ExampleQueue_Stats() {
 	// video: 1
 }
 
-// The number of tasks of a queue, whatever their state.
+// The number of tasks of a queue, in all states.
 func ExampleCounts_Total() {
 	q, done := open()
 	defer done()
@@ -480,7 +480,7 @@ func ExampleCounts_Total() {
 	// Output: 1 of 2
 }
 
-// An ID that a user of a web page gives, to look at a task.
+// A user of a web page enters the ID of a task.
 func ExampleParseID() {
 	id, err := codeq.ParseID("0193b3c0-7a1e-7b2c-9d3e-4f5061728394")
 	check(err)
@@ -493,7 +493,7 @@ func ExampleParseID() {
 	// true
 }
 
-// An ID says when its task was produced.
+// An ID contains the time when its task was produced.
 func ExampleID_Time() {
 	id, err := codeq.ParseID("0193b3c0-7a1e-7b2c-9d3e-4f5061728394")
 	check(err)
@@ -501,7 +501,7 @@ func ExampleID_Time() {
 	// Output: 2024-12-11 03:25:56.126 +0000 UTC
 }
 
-// The waits of a task that fails again and again, without their random part.
+// The waits after the failed attempts of a task, without their random part.
 func ExampleBackoff_Delay() {
 	b := codeq.Backoff{Base: time.Second, Max: time.Minute, Factor: 4, Jitter: -1}
 	for attempt := 1; attempt <= 4; attempt++ {
@@ -567,8 +567,7 @@ func ExampleQueue_Close() {
 	// Output: true
 }
 
-// A receipt as text goes to a worker on another machine, and comes back when
-// the worker is done.
+// A receipt goes to a worker on another machine as text. It comes back when the worker is done.
 func ExampleReceipt() {
 	q, done := open()
 	defer done()
@@ -612,7 +611,8 @@ func ExampleQueue_WaitIdle() {
 	// Output: 3 files
 }
 
-// Await makes a call of a task: it returns what the handler leaves behind.
+// With Await, a task works like a function call: Await returns the result or the error of the
+// handler.
 func ExampleQueue_Await() {
 	q, done := open()
 	defer done()

@@ -9,7 +9,7 @@ import (
 	"codeq"
 )
 
-// What a tenant has planned for the next hours, in the order in which it comes.
+// The scheduled tasks of a tenant for the next hours, in the order of their times.
 func ExampleQueue_List_filter() {
 	q, done := open()
 	defer done()
@@ -35,7 +35,7 @@ func ExampleQueue_List_filter() {
 	// reminder in 2h0m0s
 }
 
-// What has happened to a dead letter: each attempt, with the error and the worker.
+// The history of a dead letter: each attempt, with its error and its worker.
 func ExampleAttempt() {
 	q, done := open()
 	defer done()
@@ -57,8 +57,8 @@ func ExampleAttempt() {
 	// 2 dead by mailer-1: mailbox full
 }
 
-// A web page shows the latest dead letters, a few at a time; its link to the next page has the
-// cursor. Of those that are large, it shows no payloads.
+// A web page shows the latest dead letters, a few at a time. Its link to the next page contains the
+// cursor. It leaves out the payloads, since they may be large.
 func ExampleQueue_ListPage() {
 	q, done := open()
 	defer done()
@@ -94,7 +94,7 @@ func ExampleQueue_ListPage() {
 	// is there more? false
 }
 
-// Failures are grouped by what their errors have in common, and a group is redriven.
+// Dead letters are grouped by the kind of their errors, and one group is redriven.
 func ExampleErrorKind() {
 	q, done := open()
 	defer done()
@@ -113,7 +113,7 @@ func ExampleErrorKind() {
 	}
 	fmt.Println(kinds)
 
-	time.Sleep(2 * time.Millisecond) // what dies while Bulk runs is left out
+	time.Sleep(2 * time.Millisecond) // Bulk skips tasks that die while it runs
 	result, err := q.Bulk(ctx, codeq.BulkOptions{
 		Action: codeq.BulkRedrive, TaskFilter: codeq.TaskFilter{ErrorKind: "dial #.#.#.#: refused"},
 	})
@@ -124,8 +124,8 @@ func ExampleErrorKind() {
 	// redriven: 2
 }
 
-// Two thousand tasks are in the wrong queue. A dry run counts them; then they move, a thousand a
-// second, and if that is interrupted, it goes on where it was.
+// Two thousand tasks are in the wrong queue. A dry run counts them. Then they move, at a limited
+// rate. After an interruption, the move continues from the same place.
 func ExampleQueue_Bulk() {
 	q, done := open()
 	defer done()
@@ -135,7 +135,7 @@ func ExampleQueue_Bulk() {
 	}
 	_, err := q.ProduceBatch(ctx, tasks)
 	check(err)
-	time.Sleep(2 * time.Millisecond) // what is produced while Bulk runs is left out
+	time.Sleep(2 * time.Millisecond) // Bulk skips tasks that are produced while it runs
 
 	move := codeq.BulkOptions{
 		Action: codeq.BulkMove, ToQueue: "mail",
@@ -162,7 +162,7 @@ func ExampleQueue_Bulk() {
 	// moved: 2000
 }
 
-// What has become of the payment of an order?
+// The outcome of an order's payment, found by its key.
 func ExampleQueue_FindByKey() {
 	q, done := open()
 	defer done()
@@ -182,7 +182,7 @@ func ExampleQueue_FindByKey() {
 	// true
 }
 
-// A user wants their data deleted, also that of a completed task.
+// A user's data is deleted, also the data of a completed task.
 func ExampleQueue_Forget() {
 	q, done := open()
 	defer done()

@@ -10,7 +10,7 @@ import (
 	"codeq"
 )
 
-// A subscription tells what happens to the tasks, here of one queue.
+// A subscription reports the changes of tasks, here of one queue.
 func ExampleQueue_Subscribe() {
 	q, done := open()
 	defer done()
@@ -36,8 +36,8 @@ func ExampleQueue_Subscribe() {
 	// dead gopher, attempt 1 "no such address"
 }
 
-// A monitor that wants the dead letters only costs other changes nothing. It
-// ends with its context, or with the queue.
+// A monitor wants only the dead letters, so other changes cost nothing. It ends with its context,
+// or with the queue.
 func ExampleSubscription_All() {
 	q, done := open()
 	defer done()
@@ -65,7 +65,7 @@ func ExampleSubscription_All() {
 	// lost: 0
 }
 
-// A reader waits for the next event, as long as its context allows.
+// A reader waits for the next event until its context ends.
 func ExampleSubscription_Next() {
 	q, done := open()
 	defer done()
@@ -90,7 +90,7 @@ func ExampleSubscription_Next() {
 	// nothing else: true
 }
 
-// A reader that falls behind loses the oldest events, and knows how many.
+// A slow reader loses the oldest events, and Lost returns their number.
 func ExampleSubscription_Lost() {
 	q, done := open()
 	defer done()
@@ -111,7 +111,7 @@ func ExampleSubscription_Lost() {
 	// next: bert
 }
 
-// Whoever waits for an event of a subscription learns that it has been closed.
+// A reader that waits for an event gets ErrClosed when the subscription is closed.
 func ExampleSubscription_Close() {
 	q, done := open()
 	defer done()
@@ -128,7 +128,7 @@ func ExampleSubscription_Close() {
 	// Output: true
 }
 
-// A dashboard asks each second what waits, since when, and what has been done.
+// Every second, a dashboard asks for the waiting tasks, their age, and the totals.
 func ExampleQueue_Info() {
 	q, done := open()
 	defer done()
@@ -198,7 +198,7 @@ func ExampleReader_TotalsByDay() {
 	// 1 dead in the last three months
 }
 
-// A probe of a load balancer: whether this process is to get work.
+// A load balancer checks whether this process can take work.
 func ExampleQueue_Health() {
 	q, done := open()
 	defer done()
@@ -214,7 +214,7 @@ func ExampleQueue_Health() {
 	// Output: ok
 }
 
-// What a process exports as metrics: a node of a cluster shows the shards that it leads.
+// The metrics of a process. A node of a cluster shows the shards that it leads.
 func ExampleQueue_ProcessInfo() {
 	q, done := open()
 	defer done()
@@ -234,14 +234,14 @@ func ExampleQueue_ProcessInfo() {
 	// mail 1
 }
 
-// metrics is what an exporter keeps: counters, and a histogram for each queue.
+// metrics is the data of an exporter: counters, and a histogram for each queue.
 type metrics struct {
 	produced, completed map[string]uint64
 	seconds             map[string][]float64
-	missed              uint64 // handlers that are not in seconds
+	missed              uint64 // handler calls that are not in seconds
 }
 
-// observe is called by one goroutine of the queue. An exporter that is read meanwhile has a lock.
+// observe runs on one goroutine of the queue. An exporter with concurrent readers needs a lock.
 func (m *metrics) observe(o *codeq.Observation) {
 	for _, d := range o.Queues {
 		m.produced[d.Queue] += d.Produced
@@ -254,7 +254,7 @@ func (m *metrics) observe(o *codeq.Observation) {
 	m.missed += o.MissedHandlers
 }
 
-// Metrics are made of what an Observer is told.
+// The observations of an Observer become metrics.
 func ExampleObservation() {
 	dir, err := os.MkdirTemp("", "codeq-example-")
 	check(err)
@@ -272,7 +272,7 @@ func ExampleObservation() {
 	_, err = q.ProduceBatch(ctx, []codeq.Task{{Queue: "mail"}, {Queue: "video"}, {Queue: "video"}})
 	check(err)
 	check(q.Run(ctx, &mux, nil))
-	check(q.Close()) // by then all has been told
+	check(q.Close()) // by then, the Observer has all observations
 
 	fmt.Println(m.produced["mail"], m.produced["video"], m.completed["mail"])
 	fmt.Println(len(m.seconds["mail completed"]), m.missed)
@@ -281,7 +281,7 @@ func ExampleObservation() {
 	// 1 0
 }
 
-// A look at the disk for a dashboard.
+// A dashboard shows the use of the disk.
 func ExampleQueue_StorageStats() {
 	q, done := open()
 	defer done()
@@ -299,7 +299,7 @@ func ExampleQueue_StorageStats() {
 	// room for more tasks: true
 }
 
-// Which step of a shard's owner has made callers wait.
+// The statistics show which step of a shard's owner made callers wait.
 func ExampleQueue_StorageStats_steps() {
 	q, done := open()
 	defer done()

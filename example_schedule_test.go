@@ -11,7 +11,7 @@ func ExampleQueue_SetSchedule() {
 	q, done := open()
 	defer done()
 
-	// At every start of the program: what is stored already stays as it is.
+	// A program does this at every start; a stored schedule does not change.
 	for range 2 {
 		check(q.SetSchedule(ctx, codeq.Schedule{
 			Name:     "nightly report",
@@ -62,7 +62,7 @@ func ExampleQueue_DeleteSchedule() {
 	// Output: 0
 }
 
-// A page of schedules shows when they come next.
+// A page of schedules shows their next times.
 func ExampleScheduleInfo_Upcoming() {
 	q, done := open()
 	defer done()
@@ -80,7 +80,8 @@ func ExampleScheduleInfo_Upcoming() {
 	// Output: next summer: 01 Jul 09:00
 }
 
-// An operator stops a schedule; the programs that set it at every start do not undo that.
+// An operator pauses a schedule. A program that sets the schedule at every start does not undo
+// that.
 func ExampleQueue_PauseSchedule() {
 	q, done := open()
 	defer done()

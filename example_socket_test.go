@@ -11,7 +11,7 @@ import (
 	"codeq"
 )
 
-// serving tells when the process of an example serves its queue.
+// serving is a log handler that closes began when the queue is served.
 type serving struct {
 	slog.Handler
 	began chan struct{}
@@ -24,7 +24,7 @@ func (s serving) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// servedMail opens a queue with a mail that has become a dead letter, and serves it.
+// servedMail opens a queue with a dead letter, and serves it.
 func servedMail() (dir string, end func()) {
 	dir, err := os.MkdirTemp("", "served")
 	check(err)
@@ -47,7 +47,7 @@ func servedMail() (dir string, end func()) {
 	}
 }
 
-// A program beside the process that has the queue open looks at it, and steers it.
+// Another program reads and changes the queue that this process has open.
 func ExampleOpenLocal() {
 	dir, end := servedMail()
 	defer end()
@@ -71,7 +71,7 @@ func ExampleOpenLocal() {
 		log.Fatal(err)
 	}
 	fmt.Println(counts["mail"].Ready, "ready")
-	if err := q.Close(); err != nil { // the connection; the process goes on
+	if err := q.Close(); err != nil { // closes the connection; the process continues
 		log.Fatal(err)
 	}
 	// Output:
@@ -80,7 +80,7 @@ func ExampleOpenLocal() {
 	// served until codeq: queue is closed
 }
 
-// A process serves its queue to programs on the same machine as long as it likes.
+// A process serves its queue to programs on the same machine until its context ends.
 func ExampleQueue_ServeLocal() {
 	dir, err := os.MkdirTemp("", "served")
 	check(err)

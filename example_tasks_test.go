@@ -10,7 +10,7 @@ import (
 	"codeq"
 )
 
-// A task waits for one that has been produced before, and reads its result.
+// A task waits for an earlier task, and reads its result.
 func ExampleTask_after() {
 	q, done := open()
 	defer done()
@@ -44,8 +44,8 @@ func ExampleTask_after() {
 	// cats.mp4 is ready
 }
 
-// A report is made of parts that are worked on at the same time. All tasks are
-// stored in one commit: the whole flow, or nothing.
+// Workers make the parts of a report at the same time. One commit stores all tasks: the whole flow,
+// or nothing.
 func ExampleNth() {
 	q, done := open()
 	defer done()
@@ -90,7 +90,8 @@ func ExampleNth() {
 	// south: 5 letters
 }
 
-// A task says what becomes of it when a task that it waits for is given up.
+// OnDead says whether a task waits, is canceled, or runs when a task before it becomes a dead
+// letter.
 func ExampleOnDead() {
 	q, done := open()
 	defer done()
@@ -129,8 +130,8 @@ func ExampleOnDead() {
 	// ship is claimed, attempt 1
 }
 
-// A task says what becomes of it if a task that it waits for does not exist: nobody knows how one
-// has ended that is no longer kept.
+// OnMissing says whether a task is refused, is canceled, or runs if a task before it does not
+// exist. The outcome of a task that is no longer kept is unknown.
 func ExampleOnMissing() {
 	q, done := open()
 	defer done()
@@ -159,8 +160,8 @@ func ExampleOnMissing() {
 	// tidy is ready
 }
 
-// The changes of one account are made one after the other, in their order, also
-// when one of them has to be tried again; those of other accounts go on meanwhile.
+// The changes of one account are made one after the other, in their order, even if one of them is
+// tried again. The changes of other accounts continue meanwhile.
 func ExampleTask_group() {
 	q, done := open()
 	defer done()
@@ -193,8 +194,8 @@ func ExampleTask_group() {
 	// anna: withdraw 5
 }
 
-// A transfer that fails for good holds up its account until somebody has looked at it,
-// since what follows builds on it.
+// A transfer that fails for good stops its account until an operator has checked it, since the
+// later transfers depend on it.
 func ExampleSettings_holdGroups() {
 	q, done := open()
 	defer done()
@@ -224,8 +225,8 @@ func ExampleSettings_holdGroups() {
 	// withdraw 5
 }
 
-// A payment service may call its webhook twice for one payment. The second
-// call finds the task of the first, for a day, even if it is completed by then.
+// A payment service may call its webhook twice for one payment. For a day, the second call finds
+// the task of the first call, even if that task is completed.
 func ExampleQueue_Produce_unique() {
 	q, done := open()
 	defer done()
@@ -260,8 +261,8 @@ func ExampleQueue_Produce_unique() {
 	// tasks: 0
 }
 
-// A document is indexed when it has not changed for a while, however often it
-// changed before: each change replaces the task of the one before it.
+// A document is indexed when it has not changed for a while, however often it changed before. Each
+// change replaces the task of the previous change.
 func ExampleUnique_debounce() {
 	q, done := open()
 	defer done()
@@ -273,8 +274,8 @@ func ExampleUnique_debounce() {
 			RunAt:   time.Now().Add(20 * time.Millisecond),
 			Unique:  codeq.Unique{Key: document, Replace: true},
 		})
-		// Should a worker have the last change already, this one must not get
-		// lost: ErrDuplicate is to be met by trying again.
+		// If a worker already has the last change, Produce returns ErrDuplicate. The program then
+		// tries again, or this change is lost.
 		check(err)
 	}
 	changed("readme", "codeq is a")
@@ -294,8 +295,8 @@ func ExampleUnique_debounce() {
 	// left: 0
 }
 
-// An invoice is sent once a month. An operator who has corrected it frees the
-// key, so that it can be sent again.
+// An invoice is sent once a month. After a correction, an operator releases the key, so that the
+// invoice can be sent again.
 func ExampleQueue_ReleaseKey() {
 	q, done := open()
 	defer done()
@@ -318,7 +319,7 @@ func ExampleQueue_ReleaseKey() {
 	// after the release: <nil>
 }
 
-// makeDead makes a task for each address a dead letter.
+// makeDead produces a task for each address and makes it a dead letter.
 func makeDead(q *codeq.Queue, cause string, addresses ...string) (ids []codeq.ID) {
 	for _, to := range addresses {
 		_, err := q.Produce(ctx, codeq.Task{Queue: "mail", Payload: []byte(to)})
@@ -331,7 +332,7 @@ func makeDead(q *codeq.Queue, cause string, addresses ...string) (ids []codeq.ID
 	return ids
 }
 
-// A dead letter whose cause is mended gets all its attempts again.
+// After the repair of its cause, a dead letter gets all its attempts again.
 func ExampleQueue_RedriveDead() {
 	q, done := open()
 	defer done()
@@ -350,8 +351,8 @@ func ExampleQueue_RedriveDead() {
 	// no dead letter any more: true
 }
 
-// After an outage, what died of it is tried again, at a rate that the server
-// can bear. What died of something else stays.
+// After an outage, its dead letters are tried again, at a rate that the server can bear. Dead
+// letters with another cause stay.
 func ExampleQueue_RedriveAllDead() {
 	q, done := open()
 	defer done()
@@ -361,7 +362,7 @@ func ExampleQueue_RedriveAllDead() {
 	n, err := q.RedriveAllDead(ctx, codeq.DeadFilter{
 		Queue: "mail",
 		Match: func(t *codeq.TaskInfo) bool { return strings.Contains(t.LastError, "refused") },
-		Rate:  100, // a second
+		Rate:  100, // per second
 	})
 	check(err)
 	fmt.Println("redriven:", n)
@@ -374,7 +375,7 @@ func ExampleQueue_RedriveAllDead() {
 	// ready: 2 dead: 1
 }
 
-// Dead letters that nobody is going to look at are forgotten.
+// Dead letters without further use are forgotten.
 func ExampleQueue_PurgeDead() {
 	q, done := open()
 	defer done()

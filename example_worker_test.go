@@ -16,7 +16,7 @@ import (
 	"codeq"
 )
 
-// The first middleware is the outermost. It sees by its error what becomes of a task.
+// The first middleware is the outermost one. The error from next shows the outcome of a task.
 func ExampleMux_Use() {
 	q, done := open()
 	defer done()
@@ -70,7 +70,7 @@ func ExampleMux_Use() {
 	// video: panic: no such codec
 }
 
-// A middleware that counts failures, and takes no wish of a handler for one.
+// A middleware reports failures. A snooze and a retry-after of a handler are not failures.
 func ExampleVerdictOf() {
 	var mux codeq.Mux
 	mux.Use(func(next codeq.Handler) codeq.Handler {
@@ -96,7 +96,7 @@ func ExampleVerdictOf() {
 	// retry
 }
 
-// gobCodec encodes by encoding/gob.
+// gobCodec encodes with encoding/gob.
 type gobCodec struct{}
 
 func (gobCodec) Marshal(v any) ([]byte, error) {
@@ -109,7 +109,7 @@ func (gobCodec) Unmarshal(data []byte, v any) error {
 	return gob.NewDecoder(bytes.NewReader(data)).Decode(v)
 }
 
-// Producer, handler and reader of a queue name the same codec.
+// The producer, the handler and the reader of a queue use the same codec.
 func ExampleWithCodec() {
 	q, done := open()
 	defer done()
@@ -143,7 +143,7 @@ func ExampleWithCodec() {
 	// Output: 5
 }
 
-// Each queue with a handler is one that Run works on, unless [codeq.RunOptions] name some of them.
+// Run works on each queue with a handler, unless [codeq.RunOptions] name some of them.
 func ExampleMux_Queues() {
 	var mux codeq.Mux
 	for _, queue := range []string{"video", "mail"} {
@@ -153,7 +153,7 @@ func ExampleMux_Queues() {
 	// Output: [mail video]
 }
 
-// The result of a handler is kept with its task for the retention of the task.
+// The result of a handler stays with its task for the retention of the task.
 func ExampleJob_SetResult() {
 	q, done := open()
 	defer done()
@@ -236,7 +236,7 @@ func ExampleResultAs() {
 	// Output: map[be:2 not:1 or:1 to:2]
 }
 
-// What a handler logs says which task it is about.
+// The log records of a handler name its task.
 func ExampleLoggerFrom() {
 	dir, err := os.MkdirTemp("", "codeq-example-")
 	check(err)
@@ -265,13 +265,13 @@ func ExampleLoggerFrom() {
 	// Output: level=INFO msg=sent queue=mail attempt=1 tenant=anna to=ann@example.org
 }
 
-// send is given the context only, as what a handler calls mostly is.
+// send gets only the context, like most functions that a handler calls.
 func send(ctx context.Context, to string) error {
 	codeq.LoggerFrom(ctx).Info("sent", "to", to)
 	return nil
 }
 
-// An import says how far it is, and goes on where the attempt before has stopped.
+// An import reports its progress, and continues where the previous attempt has stopped.
 func ExampleReportProgress() {
 	q, done := open()
 	defer done()
@@ -316,7 +316,7 @@ func ExampleSetMetadata() {
 	var mux codeq.Mux
 	codeq.Handle(&mux, "charge", func(ctx context.Context, job *codeq.Job[[]byte]) error {
 		defer stop()
-		return codeq.SetMetadata(ctx, "receipt", "4711") // of the service that was called
+		return codeq.SetMetadata(ctx, "receipt", "4711") // from the called service
 	})
 	check(q.Run(ctx, &mux, nil))
 	info, err := q.Get(context.Background(), id)
@@ -353,9 +353,9 @@ func ExampleLeaseFrom() {
 	// Good day
 }
 
-// A W3C trace context goes from the producer through the handler to its
-// follow-ups. A tracing library takes the place of traceKey here, and a
-// middleware that begins a span replaces the header by that of the span.
+// A W3C trace context goes from the producer through the handler to its follow-ups. In a program, a
+// tracing library replaces traceKey. A middleware that begins a span replaces the header by the
+// header of the span.
 func ExampleJob_FollowUp_traceContext() {
 	q, done := open()
 	defer done()
@@ -414,7 +414,7 @@ func startWorker(q *codeq.Queue, name string) (stop func()) {
 	}
 }
 
-// A page of workers.
+// A page that lists the workers.
 func ExampleQueue_Workers() {
 	q, done := open()
 	defer done()
@@ -428,7 +428,8 @@ func ExampleQueue_Workers() {
 	// Output: anna [mail] 0 of 1 false
 }
 
-// Before a deployment, or when it does harm, a worker takes no more tasks. Another one does.
+// Before a deployment, or when it does harm, a worker takes no more tasks. Another worker takes
+// them.
 func ExampleQueue_QuietWorkers() {
 	q, done := open()
 	defer done()
@@ -444,7 +445,7 @@ func ExampleQueue_QuietWorkers() {
 	// Output: ben sends a letter
 }
 
-// All workers that were told to be quiet go on.
+// All quiet workers continue.
 func ExampleQueue_ResumeWorkers() {
 	q, done := open()
 	defer done()
@@ -466,8 +467,8 @@ func ExampleQueue_ResumeWorkers() {
 	// anna sends a letter
 }
 
-// A lease that is bound to the process does not outlive it: after a crash the task is ready
-// as soon as the queue is open again, and not when the lease expires.
+// A local lease ends with the process. After a crash, the task is ready as soon as the queue is
+// open again, and not when the lease expires.
 func ExampleClaimRequest_local() {
 	ctx := context.Background()
 	dir, err := os.MkdirTemp("", "codeq")

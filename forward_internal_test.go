@@ -367,7 +367,8 @@ func FuzzServe(f *testing.F) {
 		kind, args := op.base().kind, op.encode(nil)
 		f.Add(byte(kind), args)
 	}
-	bad := engine.NewTask{Key: engine.LaneKey{Queue: "a"}, Rec: []byte{1<<6 | 1<<5, 1, 'e', 9}} // its headers are missing
+	// The headers of this record are missing.
+	bad := engine.NewTask{Key: engine.LaneKey{Queue: "a"}, Rec: []byte{1<<6 | 1<<5, 1, 'e', 9}}
 	strange := engine.NewTask{Key: engine.LaneKey{Queue: "a", Priority: 200}, Rec: []byte{0}}
 	for _, op := range []request{
 		&produceOp{completion: newCompletion(callProduce), tasks: []engine.NewTask{bad}}, &produceOp{completion: newCompletion(callProduce), tasks: []engine.NewTask{strange}},
@@ -387,7 +388,8 @@ func FuzzServe(f *testing.F) {
 	}
 	q := loneNode(f, 3)
 	f.Fuzz(func(t *testing.T, kind byte, args []byte) {
-		if callKind(kind) == callMember || callKind(kind) == callBarrier { // the shard obeys these calls
+		// The shard obeys these calls.
+		if callKind(kind) == callMember || callKind(kind) == callBarrier {
 			return
 		}
 		op, err := q.requestOf(kind, "caller", bytes.Clone(args)) // the shard keeps args

@@ -28,8 +28,8 @@ func deadLetter(t *testing.T, q *codeq.Queue) (dead *codeq.TaskInfo) {
 	return dead
 }
 
-// TestHistory: Get and the lists show who has worked on a task, from when to when, and how that has
-// ended, over retries, a death, a redrive, and its completion.
+// TestHistory: Get and List show each attempt of a task with its worker, times and outcome, over
+// retries, a death, a redrive, and the completion.
 func TestHistory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{MaxAttempts: 3, Retention: time.Hour, Backoff: codeq.Backoff{Base: time.Minute, Factor: 1}})
@@ -77,7 +77,8 @@ func TestHistory(t *testing.T) {
 	})
 }
 
-// TestHistoryIsBounded: of many attempts the first and the last are shown, with how many are not.
+// TestHistoryIsBounded: of many attempts, Get shows the first ones, the last ones, and the number
+// of the others.
 func TestHistoryIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{MaxAttempts: 100})
@@ -95,8 +96,8 @@ func TestHistoryIsBounded(t *testing.T) {
 	})
 }
 
-// TestWorkersOfHistory: a worker has the name that it gives itself. Run has one by itself, and what
-// claims by hand needs none.
+// TestWorkersOfHistory: a worker has the name from its options. Run has a default name, and a claim
+// without Run needs no name.
 func TestWorkersOfHistory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{})
@@ -129,8 +130,8 @@ func TestWorkersOfHistory(t *testing.T) {
 	})
 }
 
-// TestProgress: the shard is told of reports at once, and then once in a second; of the last one,
-// too. They and the metadata are kept with the task.
+// TestProgress: the shard gets the first report at once, then one report per second, and the last
+// report, too. The task keeps its progress and its metadata.
 func TestProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{Retention: time.Hour, Backoff: codeq.Backoff{Base: time.Minute}})
@@ -141,7 +142,7 @@ func TestProgress(t *testing.T) {
 		var found []map[string]string
 		codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
 			found = append(found, j.Metadata)
-			for n := range int64(30) { // 2.6 s
+			for n := range int64(30) { // the last report comes after 2.6 s
 				require.NoError(t, codeq.ReportProgress(ctx, n+1, 30, "step"))
 				time.Sleep(90 * time.Millisecond)
 			}
@@ -181,7 +182,8 @@ func TestProgress(t *testing.T) {
 	})
 }
 
-// TestNotesOfGivenBack: a task whose handler goes on when Run has ended has what it has said last.
+// TestNotesOfGivenBack: a handler continues after Run has ended. Its task has the last report from
+// before the end.
 func TestNotesOfGivenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{})
@@ -197,7 +199,7 @@ func TestNotesOfGivenBack(t *testing.T) {
 		id := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
 		time.Sleep(500 * time.Millisecond)
 		require.ErrorContains(t, run.End(errors.New("enough")), "handlers still running")
-		defer time.Sleep(time.Hour) // until they have returned
+		defer time.Sleep(time.Hour) // until the handlers have returned
 		info := queuetest.InfoOf(t, q, id)
 		require.Equal(t, codeq.Ready, info.State)
 		attempt := info.History[0]
@@ -206,8 +208,8 @@ func TestNotesOfGivenBack(t *testing.T) {
 	})
 }
 
-// TestProgressBounds: what is too long is refused, and leaves what was said. Outside of a handler,
-// and after it, nothing happens.
+// TestProgressBounds: a note or metadata that is too long is refused, and the earlier values stay.
+// Outside of a handler, and after its end, the calls have no effect.
 func TestProgressBounds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{Retention: time.Hour})
@@ -236,7 +238,7 @@ func TestProgressBounds(t *testing.T) {
 	})
 }
 
-// allocated is how many bytes f allocates, with what others do meanwhile.
+// allocated returns the number of bytes that the program allocates while f runs.
 func allocated(f func()) uint64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -266,8 +268,8 @@ func fillQueue(t *testing.T, q *codeq.Queue, queue string, tasks, leases int) (i
 	return ids
 }
 
-// TestReadsCostByWhatTheyYield: Get and List read and keep what they return, and
-// not what is leased, ready, or in other queues beside it.
+// TestReadsCostByWhatTheyYield: Get and List read and keep only their results. Other leased tasks,
+// ready tasks and queues add no cost.
 func TestReadsCostByWhatTheyYield(t *testing.T) {
 	const backlog, few = 20_000, 20
 	ctx := context.Background()

@@ -20,8 +20,8 @@ import (
 	"codeq/internal/testkit"
 )
 
-// What tests from inside share. Those from outside have more of it in test/queuetest, which
-// these cannot import.
+// Helpers of the tests inside this package. Tests outside have more helpers in test/queuetest.
+// Tests inside cannot import it.
 
 // bubble runs a test in fake time on a queue in memory, and checks the stored state at its end.
 func bubble(t *testing.T, opts Options, test func(t *testing.T, q *Queue)) {
@@ -48,7 +48,7 @@ func produce(t *testing.T, q *Queue, tasks ...Task) (ids []ID) {
 	return ids
 }
 
-// claimNow claims without waiting; nil when nothing is ready.
+// claimNow claims without waiting, and returns nil when no task is ready.
 func claimNow(t *testing.T, q *Queue, queues ...string) *Lease {
 	t.Helper()
 	l, err := q.Claim(context.Background(), ClaimRequest{Queues: queues, NoWait: true})
@@ -59,10 +59,10 @@ func claimNow(t *testing.T, q *Queue, queues ...string) *Lease {
 	return l
 }
 
-// startingAt returns q as a caller sees it for whom chance picks a shard.
+// startingAt returns q with a fixed first shard in place of a random one.
 func (q *Queue) startingAt(shard int) *Queue { return inspect.Of(q).StartingAt(shard).(*Queue) }
 
-// checkAll lets the checker walk the disk of every shard.
+// checkAll runs the checker on the stored state of every shard.
 func (q *Queue) checkAll() error {
 	var errs []error
 	for shard := range q.led() {
@@ -85,8 +85,7 @@ func (s *shard) probe(look func(*shard) error) error {
 	return err
 }
 
-// standStill makes the owner of a shard wait, before it decides what comes next, until goOn is
-// called.
+// standStill stops the owner of a shard before its next decision, until the call of goOn.
 func standStill(s *shard) (goOn func()) {
 	stands, over := make(chan struct{}), make(chan struct{})
 	go s.probe(func(*shard) error { close(stands); <-over; return nil })
@@ -96,8 +95,8 @@ func standStill(s *shard) (goOn func()) {
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// TestLoggerBlocks: nothing waits for a handler of log records, and what it was not in time for is
-// counted.
+// TestLoggerBlocks: no call waits for a handler of log records. The queue counts the records that
+// it loses because the handler is slow.
 func TestLoggerBlocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate := make(chan struct{})
@@ -110,14 +109,14 @@ func TestLoggerBlocks(t *testing.T) {
 		produce(t, q, Task{Queue: "a"})
 		close(gate)
 		synctest.Wait()
-		const taken = 1024 + 1 // one was in its hands when the queue was full
+		const taken = 1024 + 1 // the handler had one record when the buffer was full
 		require.Equal(t, []string{"log records lost, as the handler did not take them count=499"}, (*h.Seen)[taken:])
 		require.Equal(t, slices.Repeat([]string{"from the owner"}, taken), (*h.Seen)[:taken])
 		require.NoError(t, q.Close())
 	})
 }
 
-// TestLoggerBlocksClose: Close gives the handler a second.
+// TestLoggerBlocksClose: Close waits one second for the handler.
 func TestLoggerBlocksClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate := make(chan struct{})
@@ -127,11 +126,11 @@ func TestLoggerBlocksClose(t *testing.T) {
 		begun := time.Now()
 		require.NoError(t, q.Close())
 		require.Equal(t, time.Second, time.Since(begun))
-		close(gate) // its goroutine ends, or the bubble does not
+		close(gate) // ends the handler's goroutine; otherwise the bubble would not end
 	})
 }
 
-// TestLoggerEnds: a handler that panics, or ends its goroutine, is called for the next record.
+// TestLoggerEnds: a handler that panics, or ends its goroutine, still gets the next record.
 func TestLoggerEnds(t *testing.T) {
 	for name, end := range map[string]func(){"panic": func() { panic("user") }, "Goexit": runtime.Goexit} {
 		t.Run(name, func(t *testing.T) {

@@ -13,7 +13,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// named returns tasks that are like the given one and have the names as payloads.
+// named returns copies of a task with the names as payloads.
 func named(like codeq.Task, names ...string) []codeq.Task {
 	tasks := make([]codeq.Task, len(names))
 	for i, name := range names {
@@ -32,8 +32,8 @@ func forShards(t *testing.T, test func(t *testing.T, q *codeq.Queue)) {
 	}
 }
 
-// child runs a test of this program in a process of its own, and returns when that test says that
-// it does what it was told by env: kill ends it at once, and end lets it finish.
+// child runs a test of this program in a process of its own, with env. It returns when the test
+// reports that it is ready. kill ends the process at once, and end waits until the test finishes.
 func child(t *testing.T, test, env string) (kill, end func()) {
 	t.Helper()
 	exe, err := os.Executable()
@@ -45,7 +45,7 @@ func child(t *testing.T, test, env string) (kill, end func()) {
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
-	t.Cleanup(func() { _ = cmd.Process.Kill() }) // nothing if it has ended
+	t.Cleanup(func() { _ = cmd.Process.Kill() }) // no effect after its end
 	lines := bufio.NewScanner(out)
 	ready := false
 	for !ready && lines.Scan() {

@@ -299,7 +299,8 @@ func TestHotPathKeys(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
 		ctx := context.Background()
 		queuetest.Produce(t, q, codeq.Task{Queue: "a"})
-		require.NoError(t, q.Complete(ctx, queuetest.ClaimNow(t, q, "a").Receipt, nil)) // creates the lane
+		// This creates the lane.
+		require.NoError(t, q.Complete(ctx, queuetest.ClaimNow(t, q, "a").Receipt, nil))
 		counting := new(queuetest.CountingCommitter)
 		require.NoError(t, inspect.Of(q).Owner(0, func(s *inspect.Owner) error {
 			counting.Committer, s.Commit = s.Commit, counting

@@ -14,8 +14,8 @@ import (
 	"codeq/internal/wire"
 )
 
-// TestPageIsReadAgain: a page that is read again, as the shard's leader has changed meanwhile, is
-// read from where it begins.
+// TestPageIsReadAgain: if the leader of the shard changes during a page, the page is read again
+// from its beginning.
 func TestPageIsReadAgain(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		for range listing.PageTasks + 1 {
@@ -23,7 +23,7 @@ func TestPageIsReadAgain(t *testing.T) {
 		}
 		s := q.led()[0]
 		op := &readOp{completion: newCompletion(callPage), list: newLister(listing.Query{State: engine.Ready})}
-		visit := func() (again bool) { // what the owner does, and then who reads
+		visit := func() (again bool) { // the owner's part, then the reader's part
 			require.NoError(t, s.probe(func(s *shard) (err error) {
 				v := viewOf(s)
 				defer v.close()
@@ -46,8 +46,8 @@ func TestPageIsReadAgain(t *testing.T) {
 	})
 }
 
-// TestListBeginsBehindTheConsumed: List of one queue's ready tasks reads the lanes of that
-// queue only, each from its first ready task on.
+// TestListBeginsBehindTheConsumed: List of one queue's ready tasks reads only the lanes of that
+// queue, each from its first ready task on.
 func TestListBeginsBehindTheConsumed(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -75,7 +75,7 @@ func TestListBeginsBehindTheConsumed(t *testing.T) {
 		return err
 	}))
 	r := wire.NewReader(l.Append(nil))
-	for range 3 + 2 + 4 + 3 { // the filter, the limits, and no position: one byte or number each
+	for range 3 + 2 + 4 + 3 { // the filter, the limits and no position: each one byte or number
 		r.Uint()
 	}
 	require.True(t, r.Bool(), "it is known what there is to read")

@@ -20,7 +20,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// pager is what a Queue and a Reader have.
+// pager is the list method of a Queue and of a Reader.
 type pager interface {
 	ListPage(context.Context, codeq.PageOptions) (*codeq.Page, error)
 }
@@ -42,7 +42,7 @@ func paged(t *testing.T, q pager, o codeq.PageOptions) (tasks []*codeq.TaskInfo)
 	}
 }
 
-// groupOf is what the order of a state begins with, before the time.
+// groupOf returns the part of a state's order that comes before the time.
 func groupOf(i *codeq.TaskInfo) string {
 	switch i.State {
 	case codeq.Scheduled:
@@ -68,7 +68,7 @@ func newestFirst(tasks []*codeq.TaskInfo) []*codeq.TaskInfo {
 }
 
 // manyTasks fills a queue with tasks in all states, of several queues, tenants, priorities and
-// groups, and returns them by state as List has them.
+// groups. It returns them by state, in the order of List.
 func manyTasks(f *queuetest.FlowTest, seed uint64) map[codeq.State][]*codeq.TaskInfo {
 	ctx := context.Background()
 	rng := rand.New(rand.NewPCG(seed, 1))
@@ -135,8 +135,8 @@ func filtered(tasks []*codeq.TaskInfo, o *codeq.TaskFilter) (found []*codeq.Task
 	return found
 }
 
-// TestPagesAreTheList: the pages of a list are the list, whatever their size, in both directions,
-// with any filter, of one state or several, also if the queue is opened again between two pages.
+// TestPagesAreTheList: the pages of a list together are the list. This holds for any page size,
+// direction, filter and set of states, even if the queue is opened again between two pages.
 func TestPagesAreTheList(t *testing.T) {
 	t.Parallel()
 	for _, shards := range []int{1, 3} {
@@ -210,8 +210,8 @@ func TestPagesAreTheList(t *testing.T) {
 	}
 }
 
-// TestPagesWhileTasksChange: whatever happens between two pages, a task that stays as it is is
-// shown once, in both directions.
+// TestPagesWhileTasksChange: whatever changes between two pages, an unchanged task is shown exactly
+// once, in both directions.
 func TestPagesWhileTasksChange(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -239,7 +239,7 @@ func TestPagesWhileTasksChange(t *testing.T) {
 								break
 							}
 							ids := slices.SortedFunc(maps.Keys(stay), func(a, b codeq.ID) int { return bytes.Compare(a[:], b[:]) })
-							for range min(2, len(ids)) { // away from where they were
+							for range min(2, len(ids)) { // change or remove two tasks
 								id := ids[rng.IntN(len(ids))]
 								delete(stay, id)
 								var err error
@@ -276,8 +276,8 @@ func TestPagesWhileTasksChange(t *testing.T) {
 	}
 }
 
-// TestPageCost: a page reads about what it returns, from whichever end, however much is stored
-// before it, and beside it.
+// TestPageCost: a page reads little more than its own tasks, from either end, however many tasks
+// are stored before it and beside it.
 func TestPageCost(t *testing.T) {
 	const backlog, limit = 20_000, 50
 	ctx := context.Background()
@@ -356,7 +356,7 @@ func TestPageCost(t *testing.T) {
 	}
 }
 
-// TestPageBytes: large tasks make a page short, unless their payloads are left out.
+// TestPageBytes: large tasks make a page short, unless it leaves out their payloads.
 func TestPageBytes(t *testing.T) {
 	t.Parallel()
 	for _, shards := range []int{1, 3} {
@@ -391,7 +391,8 @@ func TestPageBytes(t *testing.T) {
 	}
 }
 
-// TestPageRefused: what is no cursor of the list, and what is out of bounds.
+// TestPageRefused: ListPage refuses a damaged cursor, a cursor of another list, and options that
+// are out of bounds.
 func TestPageRefused(t *testing.T) {
 	t.Parallel()
 	queuetest.Bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
@@ -434,14 +435,14 @@ func TestPageRefused(t *testing.T) {
 		refused("States", func(o *codeq.PageOptions) { o.States = []codeq.State{codeq.Ready, codeq.Ready} })
 		refused("States", func(o *codeq.PageOptions) { o.States = []codeq.State{0} })
 		refused("States", func(o *codeq.PageOptions) { o.States = []codeq.State{8} })
-		of.Cursor, of.NoPayload, of.Limit = p.Next, true, 7 // these may change
+		of.Cursor, of.NoPayload, of.Limit = p.Next, true, 7 // these options may change between pages
 		p, err = q.ListPage(ctx, of)
 		require.NoError(t, err)
 		require.Len(t, p.Tasks, 2)
 	})
 }
 
-// TestErrorKind: what texts of errors have in common.
+// TestErrorKind: ErrorKind replaces the variable parts of an error's text.
 func TestErrorKind(t *testing.T) {
 	for text, want := range map[string]string{
 		"":        "",
@@ -470,8 +471,8 @@ func FuzzErrorKind(f *testing.F) {
 	})
 }
 
-// TestPagesOfManyGroups: a page keeps some hundred lanes, queues and leases of what there is, and
-// goes on behind them, also if they show nothing.
+// TestPagesOfManyGroups: a page covers some hundred lanes, queues and leases at most. The next page
+// continues behind them, even if they show no tasks.
 func TestPagesOfManyGroups(t *testing.T) {
 	t.Parallel()
 	const n = 2*listing.PageTasks + 50

@@ -25,8 +25,8 @@ func labelled(name string, task codeq.Task) codeq.Task {
 	return task
 }
 
-// TestListOrder: List yields the tasks of each state in the order that it
-// documents, over whatever shards they lie in.
+// TestListOrder: List yields the tasks of each state in the documented order, whatever their
+// shards.
 func TestListOrder(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -49,7 +49,7 @@ func TestListOrder(t *testing.T) {
 		}
 	}
 	ended := func(f *queuetest.FlowTest, end func(*codeq.Lease) error) {
-		f.Spread( // the longest kept are last
+		f.Spread( // the longest retention comes last
 			labelled("b", codeq.Task{Queue: "b", Retention: time.Hour}),
 			labelled("a 1", codeq.Task{Queue: "a", Retention: time.Hour}),
 			labelled("a long", codeq.Task{Queue: "a", Retention: 9 * time.Hour}),
@@ -67,7 +67,7 @@ func TestListOrder(t *testing.T) {
 			want  []string
 		}{
 			{codeq.Ready, func(f *queuetest.FlowTest) { f.Spread(inLane...) }, byLane},
-			{codeq.Ready, func(f *queuetest.FlowTest) { // one that became ready later
+			{codeq.Ready, func(f *queuetest.FlowTest) { // one task became ready later
 				ids := f.Spread(inLane...)
 				require.NoError(f, f.Q.SetRunAt(ctx, ids[1], time.Time{}))
 			}, []string{"a high x 1", "a high x 2", "a high y", "a middle", "a low 2", "a low 1", "b"}},
@@ -103,7 +103,7 @@ func TestListOrder(t *testing.T) {
 			{codeq.Canceled, func(f *queuetest.FlowTest) {
 				ended(f, func(l *codeq.Lease) error { return f.Q.Cancel(ctx, l.ID) })
 			}, kept},
-			{codeq.Dead, func(f *queuetest.FlowTest) { // kept for ever, all of them
+			{codeq.Dead, func(f *queuetest.FlowTest) { // all dead letters are kept for ever
 				ended(f, func(l *codeq.Lease) error { return f.Q.DeadLetter(ctx, l.Receipt, nil) })
 			}, []string{"a 1", "a long", "a 2", "a for ever", "a 3", "b"}},
 		} {
@@ -130,8 +130,8 @@ func TestListOrder(t *testing.T) {
 	}
 }
 
-// listState brings tasks of queues a and b, and of tenants "", x and y, into a
-// state, at times ten minutes apart; it returns their names and times.
+// listState brings tasks into a state at times ten minutes apart, and returns their names and
+// times. The tasks are of queues a and b, and of tenants "", x and y.
 func listState(f *queuetest.FlowTest, state codeq.State) (names []string, at []time.Time) {
 	ctx := context.Background()
 	var parent []codeq.ID
@@ -171,8 +171,8 @@ func listState(f *queuetest.FlowTest, state codeq.State) (names []string, at []t
 	return names, at
 }
 
-// TestListFilters: queue, tenants and times choose the same tasks in every
-// state, alone and together.
+// TestListFilters: queue, tenants and times select the same tasks in every state, alone and
+// together.
 func TestListFilters(t *testing.T) {
 	t.Parallel()
 	for _, shards := range []int{1, 3} {
@@ -206,8 +206,7 @@ func TestListFilters(t *testing.T) {
 	}
 }
 
-// TestGetInEveryState: Get shows a task as List does, with the time that belongs
-// to its state.
+// TestGetInEveryState: Get shows the same task as List, with the time of its state.
 func TestGetInEveryState(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -218,7 +217,7 @@ func TestGetInEveryState(t *testing.T) {
 				n := 0
 				for listed, err := range f.Q.List(ctx, codeq.ListOptions{State: state}) {
 					require.NoError(f, err)
-					if listed.Queue == "parent" { // of blocked tasks
+					if listed.Queue == "parent" { // the parent of the blocked tasks
 						continue
 					}
 					n++
@@ -248,8 +247,8 @@ func TestGetInEveryState(t *testing.T) {
 	}
 }
 
-// TestListPages: lists that are longer than a page, in every shard, are whole
-// and in order, whatever part of them a filter leaves.
+// TestListPages: a list that is longer than a page in every shard is complete and in order, with
+// and without a filter.
 func TestListPages(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -310,8 +309,8 @@ func TestListPages(t *testing.T) {
 	}
 }
 
-// TestListEnds: a list may be left, its context may end, and the queue may be
-// closed while it is read.
+// TestListEnds: during a list, the caller may leave the list, the context of the list may end, and
+// the queue may be closed.
 func TestListEnds(t *testing.T) {
 	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
 		tasks := make([]codeq.Task, 2*listing.PageTasks)

@@ -16,8 +16,8 @@ import (
 	"codeq/internal/testkit"
 )
 
-// TestLocalPanics: a panic on a goroutine that works for another program ends its call, or its
-// subscription, and nothing else.
+// TestLocalPanics: a panic in a goroutine that serves another program ends only that call or that
+// subscription.
 func TestLocalPanics(t *testing.T) {
 	for _, name := range []string{
 		"call of a local client", "end of a local subscription", "events of another process", "end of events of another process",
@@ -33,7 +33,7 @@ func TestLocalPanics(t *testing.T) {
 			go func() { ended <- q.ServeLocal(ctx) }()
 			var c *Queue
 			for c, err = OpenLocal(ctx, dir); err != nil; c, err = OpenLocal(ctx, dir) {
-				require.ErrorIs(t, err, ErrNotServed) // yet
+				require.ErrorIs(t, err, ErrNotServed) // not served yet
 			}
 			p.Armed.Store(true)
 			_, err = c.Stats(ctx)
@@ -60,9 +60,9 @@ func TestLocalPanics(t *testing.T) {
 	}
 }
 
-// TestLocalOldSubscription: what a program asks of a subscription that has ended with its process
-// concerns no other subscription once the queue is served again. A subscription that is closed
-// leaves nothing with the process.
+// TestLocalOldSubscription: the end of serving ends a subscription. When the queue is served again,
+// late calls for the old subscription do not affect the new ones. A closed subscription leaves
+// nothing in the process.
 func TestLocalOldSubscription(t *testing.T) {
 	ctx := t.Context()
 	dir := t.TempDir()
@@ -73,7 +73,7 @@ func TestLocalOldSubscription(t *testing.T) {
 		ended := make(chan error, 1)
 		go func() { ended <- q.ServeLocal(ctx) }()
 		for c, err = OpenLocal(ctx, dir); err != nil; c, err = OpenLocal(ctx, dir) {
-			require.ErrorIs(t, err, ErrNotServed) // yet
+			require.ErrorIs(t, err, ErrNotServed) // not served yet
 		}
 		return c, func() {
 			cancel()
@@ -117,13 +117,13 @@ func TestLocalOldSubscription(t *testing.T) {
 	require.NoError(t, q.Close())
 }
 
-// FuzzPrograms: a call of a program, whatever it says, is refused or carried out by a queue that is
-// by itself, which goes on.
+// FuzzPrograms: a queue without a cluster refuses or executes any call of a program, and continues.
 func FuzzPrograms(f *testing.F) {
 	for _, op := range sampleCalls() {
 		f.Add(byte(op.base().kind), op.encode([]byte{0, 0}))
 	}
-	bad := engine.NewTask{Key: engine.LaneKey{Queue: "a"}, Rec: []byte{1<<6 | 1<<5, 1, 'e', 9}} // headers that are not there
+	// The headers of this record are missing.
+	bad := engine.NewTask{Key: engine.LaneKey{Queue: "a"}, Rec: []byte{1<<6 | 1<<5, 1, 'e', 9}}
 	for _, op := range []request{
 		&produceOp{completion: newCompletion(callProduce), tasks: []engine.NewTask{bad}},
 		rule(callAdopt, &call.Adopt{Queue: "b", Value: []byte(`{"Concurrency":1}`)}),

@@ -489,7 +489,7 @@ func TestLocalEnds(t *testing.T) {
 	require.NotErrorIs(t, err, codeq.ErrUncertain)
 
 	_, stop = s.serve(t)
-	for _, err = c.Get(ctx, id); err != nil; _, err = c.Get(ctx, id) { // the client connects again after a short pause
+	for _, err = c.Get(ctx, id); err != nil; _, err = c.Get(ctx, id) { // it connects again soon
 		require.ErrorIs(t, err, codeq.ErrNotServed)
 	}
 	require.NoError(t, s.Close())
@@ -539,7 +539,8 @@ func TestLocalLeftOver(t *testing.T) {
 		require.ErrorIs(t, err, codeq.ErrLocked)
 		id := queuetest.Produce(t, c, codeq.Task{Queue: "a"})[0]
 		kill()
-		for err = nil; err == nil || errors.Is(err, codeq.ErrUncertain); { // until the client notices the end of the process
+		// The client notices the end of the process after a while.
+		for err = nil; err == nil || errors.Is(err, codeq.ErrUncertain); {
 			_, err = c.Produce(t.Context(), codeq.Task{Queue: "b"})
 		}
 		require.ErrorIs(t, err, codeq.ErrNotServed)
