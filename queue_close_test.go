@@ -24,7 +24,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestCloseWakesClaims: whatever waits for a task gets ErrClosed.
+// TestCloseWakesClaims: every claim that waits for a task gets ErrClosed.
 func TestCloseWakesClaims(t *testing.T) {
 	for _, shards := range []int{1, 3} {
 		synctest.Test(t, func(t *testing.T) {
@@ -91,8 +91,8 @@ func TestCloseEndsRates(t *testing.T) {
 	})
 }
 
-// TestCloseFinishesWhatWasAccepted: an operation that has a place in an inbox
-// is carried out, and one that waits for a place is refused.
+// TestCloseFinishesWhatWasAccepted: Close carries out operations with a place in an inbox, and
+// refuses those that wait for a place.
 func TestCloseFinishesWhatWasAccepted(t *testing.T) {
 	for _, shards := range []int{1, 3} {
 		synctest.Test(t, func(t *testing.T) {
@@ -145,8 +145,8 @@ func TestCloseFinishesWhatWasAccepted(t *testing.T) {
 	}
 }
 
-// TestCloseServesAcceptedClaims: a claim is served by what was accepted before
-// Close, although nobody may claim after it.
+// TestCloseServesAcceptedClaims: a task that was accepted before Close goes to a waiting claim,
+// although Close refuses new claims.
 func TestCloseServesAcceptedClaims(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		opts := *queuetest.OnDisk(crashfs.New(), &codeq.Options{LeaseFor: time.Hour})
@@ -195,7 +195,7 @@ func TestCloseManyTimes(t *testing.T) {
 		for range cap(errs) {
 			go func() { errs <- q.Close() }()
 		}
-		for range 1000 { // those behind the first wait for a mutex, which synctest.Wait does not take for waiting
+		for range 1000 { // the other calls wait for a mutex, which synctest.Wait does not see
 			runtime.Gosched()
 		}
 		require.Empty(t, errs)
@@ -209,7 +209,7 @@ func TestCloseManyTimes(t *testing.T) {
 	})
 }
 
-// allVerbs calls everything that a Queue can do, by name.
+// allVerbs returns calls of the verbs of a Queue, by name.
 func allVerbs(q *codeq.Queue, r codeq.Receipt, m *codeq.Mux) map[string]func(context.Context) error {
 	claim := codeq.ClaimRequest{Queues: []string{"a"}}
 	return map[string]func(context.Context) error{
@@ -263,7 +263,7 @@ func allVerbs(q *codeq.Queue, r codeq.Receipt, m *codeq.Mux) map[string]func(con
 	}
 }
 
-// TestVerbsAfterClose: nothing works on a closed queue, and nothing hangs.
+// TestVerbsAfterClose: on a closed queue every verb returns ErrClosed, and none hangs.
 func TestVerbsAfterClose(t *testing.T) {
 	for _, shards := range []int{1, 3} {
 		synctest.Test(t, func(t *testing.T) {
@@ -280,8 +280,8 @@ func TestVerbsAfterClose(t *testing.T) {
 	}
 }
 
-// TestCallerWaitsForRoom: a caller of any verb waits while the inbox is full.
-// When its ctx ends, nothing has been done, and it knows.
+// TestCallerWaitsForRoom: a caller of any verb waits while the inbox is full. When its ctx ends,
+// nothing has been done, and the outcome is certain.
 func TestCallerWaitsForRoom(t *testing.T) {
 	reason := errors.New("no patience")
 	for name := range allVerbs(nil, codeq.Receipt{}, nil) {
@@ -315,9 +315,9 @@ func TestCallerWaitsForRoom(t *testing.T) {
 	}
 }
 
-// TestCallerLeavesDuringCommit: a caller whose ctx ends while its operation is
-// being committed does not know the outcome. A claim waits for it, or its task
-// would be leased by nobody.
+// TestCallerLeavesDuringCommit: a caller does not know the outcome if its ctx ends during the
+// commit of its operation. A claim waits for the commit: otherwise its task would be leased without
+// a worker.
 func TestCallerLeavesDuringCommit(t *testing.T) {
 	reason := errors.New("no patience")
 	for name := range allVerbs(nil, codeq.Receipt{}, nil) {
@@ -368,9 +368,8 @@ func TestCallerLeavesDuringCommit(t *testing.T) {
 	}
 }
 
-// TestCallersOfFailedShard: of the callers at the moment at which a shard's
-// storage fails, those of the group do not know the outcome, and the others
-// know that there is none.
+// TestCallersOfFailedShard: when the storage of a shard fails, the callers in the current group do
+// not know the outcome. The other callers know that nothing was done.
 func TestCallersOfFailedShard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{InboxDepth: 1})
@@ -403,8 +402,8 @@ func TestCallersOfFailedShard(t *testing.T) {
 	})
 }
 
-// TestCloseTellsFailure: when a shard has failed, also by a fault of its owner, of which its store
-// knows nothing, Close says so, each time, and the queue is open again afterwards.
+// TestCloseTellsFailure: each call of Close reports a failed shard, even if its owner failed and
+// not its store. The queue can be opened again afterwards.
 func TestCloseTellsFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		opts := queuetest.OnDisk(crashfs.New(), &codeq.Options{Shards: 3})
@@ -428,7 +427,7 @@ func TestCloseTellsFailure(t *testing.T) {
 	})
 }
 
-// TestCallerGetsRoom: callers that wait for room are let in when there is some.
+// TestCallerGetsRoom: callers that wait for room in an inbox go on when there is some.
 func TestCallerGetsRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{InboxDepth: 1})
@@ -458,9 +457,8 @@ func TestCallerGetsRoom(t *testing.T) {
 
 var closeRounds = flag.Int("close.rounds", 0, "how many queues TestCloseRaces closes; 0: 30, 200 with -long")
 
-// TestCloseRaces: whatever the moment at which a queue is closed, verbs are
-// carried out or refused, and what was acknowledged is there when it is opened
-// again.
+// TestCloseRaces: at any moment of Close, each verb is carried out or refused, and acknowledged
+// changes are there after the next Open.
 func TestCloseRaces(t *testing.T) {
 	t.Parallel()
 	rounds := cmp.Or(*closeRounds, testkit.Sized(30, 200))
@@ -471,8 +469,8 @@ func TestCloseRaces(t *testing.T) {
 	t.Logf("%d calls in %d rounds", calls, rounds)
 }
 
-// closeRace closes a queue when so many calls of all verbs have begun, while
-// they go on. It returns how many there were.
+// closeRace closes a queue once that many calls of all verbs have begun, while calls go on. It
+// returns the number of calls.
 func closeRace(t *testing.T, shards int, after int64) int64 {
 	opts := *queuetest.OnDisk(crashfs.New(), &codeq.Options{Shards: shards, LeaseFor: time.Hour, Retention: codeq.Forever, InboxDepth: 2})
 	q, err := codeq.Open("q", &opts)
@@ -483,7 +481,7 @@ func closeRace(t *testing.T, shards int, after int64) int64 {
 	var calls atomic.Int64
 	reached := make(chan struct{})
 	var workers sync.WaitGroup
-	var mu sync.Mutex // guards what was acknowledged, by queue
+	var mu sync.Mutex // guards the counts of acknowledged changes, by queue
 	made, done := make(map[string]int), make(map[string]int)
 	work := func(cycle func() error) {
 		workers.Go(func() {
@@ -571,7 +569,7 @@ func closeRace(t *testing.T, shards int, after int64) int64 {
 					return nil
 				}
 			}
-			if errors.Is(err, codeq.ErrNoCluster) || errors.Is(err, errors.ErrUnsupported) { // is all that it ever says
+			if errors.Is(err, codeq.ErrNoCluster) || errors.Is(err, errors.ErrUnsupported) { // the only error of such a verb
 				return codeq.ErrClosed
 			}
 			if err != nil && !errors.Is(err, codeq.ErrClosed) {
@@ -605,8 +603,8 @@ func closeRace(t *testing.T, shards int, after int64) int64 {
 	return calls.Load()
 }
 
-// everyVerb is all methods of a Queue but Close, by name, with arguments that
-// make sense for their types. What they return is read to its end.
+// everyVerb returns all methods of a Queue but Close, by name, with arguments that fit their types.
+// Their results are read to the end.
 func everyVerb(t *testing.T, q *codeq.Queue, m *codeq.Mux) map[string]func(context.Context) error {
 	tasks := []codeq.Task{
 		{Queue: "verbs", Retention: time.Hour, Unique: codeq.Unique{Key: "k"}},
@@ -684,7 +682,7 @@ func TestLifeOfATask(t *testing.T) {
 		require.NoError(t, q.DeadLetter(ctx, l4.Receipt, errors.New("given up")))
 		require.Equal(t, codeq.Dead, state(l4.ID))
 
-		time.Sleep(time.Hour * 9 / 8) // the end of the bucket in which it is kept
+		time.Sleep(time.Hour * 9 / 8) // the end of its bucket
 		synctest.Wait()
 		_, err = q.Get(ctx, id)
 		require.ErrorIs(t, err, codeq.ErrNotFound)

@@ -32,8 +32,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// requireRefused opens dir, which is to fail with want and to leave everything
-// below root as it is.
+// requireRefused requires that Open refuses dir with the error want and changes nothing below root.
 func requireRefused(t *testing.T, root, dir string, opts *codeq.Options, want error) error {
 	t.Helper()
 	before := testkit.RecursiveListing(t, root)
@@ -65,7 +64,7 @@ func TestOpenRefusesWhatIsNoQueue(t *testing.T) {
 	requireRefused(t, root, foreign, nil, codeq.ErrNotQueue)
 }
 
-// TestMustExist: with the option, Open opens what is a queue, and makes nothing of what is none.
+// TestMustExist: with the option, Open opens an existing queue, and creates none.
 func TestMustExist(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
@@ -85,7 +84,7 @@ func TestMustExist(t *testing.T) {
 	m, err := manifest.Read(vfs.Default, dir)
 	require.NoError(t, err)
 	d := manifest.New(vfs.Default, dir, *m)
-	d.Creating = true // as when the first Open was killed
+	d.Creating = true // as after a kill of the first Open
 	require.NoError(t, d.Write())
 	requireRefused(t, root, dir, must, codeq.ErrNotQueue)
 	requireRefused(t, root, dir, &codeq.Options{MustExist: true, Shards: 3}, codeq.ErrNotQueue)
@@ -104,7 +103,7 @@ func TestMustExist(t *testing.T) {
 	requireRefused(t, root, founding, node(true), codeq.ErrNotQueue)
 }
 
-// requirePrivate requires that nobody but the owner may use what is in a directory, and it.
+// requirePrivate requires that only the owner may use a directory and its contents.
 func requirePrivate(t *testing.T, dir string) {
 	t.Helper()
 	files := 0
@@ -127,7 +126,8 @@ func requirePrivate(t *testing.T, dir string) {
 	require.Greater(t, files, 5)
 }
 
-// TestPrivateFiles: what codeq makes is for its owner only; what exists keeps its mode.
+// TestPrivateFiles: new files and directories are for their owner only, and existing ones keep
+// their mode.
 func TestPrivateFiles(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS == "windows" {
@@ -152,7 +152,7 @@ func TestPrivateFiles(t *testing.T) {
 
 	public := filepath.Join(root, "public")
 	require.NoError(t, os.Mkdir(public, 0o755))
-	require.NoError(t, os.Chmod(public, 0o755)) // whatever the umask is
+	require.NoError(t, os.Chmod(public, 0o755)) // with any umask
 	queuetest.ClosedQueue(t, public, 1)
 	info, err := os.Stat(public)
 	require.NoError(t, err)
@@ -167,7 +167,7 @@ func TestPrivateFiles(t *testing.T) {
 	require.Equal(t, fs.FileMode(0o644), info.Mode().Perm())
 }
 
-// TestOpenRefusesPaths: where there cannot be a directory.
+// TestOpenRefusesPaths: Open and Checkpoint refuse paths at which there cannot be a directory.
 func TestOpenRefusesPaths(t *testing.T) {
 	root := t.TempDir()
 	testkit.WriteFile(t, filepath.Join(root, "file"), "x")
@@ -197,7 +197,8 @@ func TestOpenRefusesPaths(t *testing.T) {
 	require.ErrorContains(t, q.Checkpoint(t.Context(), ""), `invalid Checkpoint dir: ""`)
 }
 
-// TestOpenInVolume: the root of a volume is empty if it has an empty lost+found, which stays.
+// TestOpenInVolume: the root of a volume counts as empty if it only has an empty lost+found, which
+// stays.
 func TestOpenInVolume(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
@@ -270,7 +271,7 @@ func TestOpenRefusesManifests(t *testing.T) {
 	queuetest.RequireTasks(t, root, nil, tasks)
 }
 
-// TestOpenLocked: under whatever name, the directory is open once.
+// TestOpenLocked: a directory is open once, by any of its names.
 func TestOpenLocked(t *testing.T) {
 	root := t.TempDir()
 	dir := filepath.Join(root, "queue")
@@ -308,9 +309,8 @@ func TestOpenLockedChangesNothing(t *testing.T) {
 	require.NoError(t, q.Close())
 }
 
-// The test binary runs itself as a child that opens the directory in this
-// variable. The child says so on its standard output, and closes the queue
-// when its standard input ends.
+// The test binary runs itself as a child that opens the directory in this variable. The child
+// prints a line when the queue is open, and closes the queue when its standard input ends.
 const (
 	lockDirEnv    = "CODEQ_LOCK_DIR"
 	lockChildSays = "the queue is open"
@@ -340,8 +340,8 @@ func TestOpenLockedByAnotherProcess(t *testing.T) {
 	queuetest.RequireTasks(t, root, nil, tasks)
 }
 
-// requireLocked lets other processes and this one open a queue that is open here, by a path: they
-// are refused, and told by whom if told is set.
+// requireLocked requires that neither another process nor this one can open a queue at path that is
+// open here. If told is set, the errors of the other process name this one.
 func requireLocked(t *testing.T, path string, told bool) {
 	t.Helper()
 	out := openElsewhere(t, path)
@@ -491,7 +491,8 @@ func (noLockFS) Lock(name string) (io.Closer, error) {
 // Unwrap returns the file system below, for vfs.Root.
 func (f noLockFS) Unwrap() vfs.FS { return f.FS }
 
-// TestOpenCannotLock: that a file system cannot lock is not that somebody else has the directory.
+// TestOpenCannotLock: if a file system cannot lock, Open does not report that another process has
+// the directory.
 func TestOpenCannotLock(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "queue")
 	_, err := codeq.Open(dir, queuetest.OnDisk(noLockFS{platform.FS}, &codeq.Options{}))
@@ -500,7 +501,7 @@ func TestOpenCannotLock(t *testing.T) {
 	require.ErrorContains(t, err, "lock "+filepath.Join(dir, manifest.LockName))
 }
 
-// TestOpenRefusesAnotherIdentity: a manifest that is not this queue's.
+// TestOpenRefusesAnotherIdentity: Open refuses a directory with the manifest of another queue.
 func TestOpenRefusesAnotherIdentity(t *testing.T) {
 	root := t.TempDir()
 	dir, other := filepath.Join(root, "queue"), filepath.Join(root, "other")
@@ -515,7 +516,7 @@ func TestOpenRefusesAnotherIdentity(t *testing.T) {
 	queuetest.RequireTasks(t, dir, nil, tasks)
 }
 
-// TestOpenMakesParents: directories above the queue's are made as well.
+// TestOpenMakesParents: Open makes the directories above the queue's as well.
 func TestOpenMakesParents(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b", "queue")
 	tasks := queuetest.ClosedQueue(t, dir, 1)
@@ -534,8 +535,9 @@ func TestOpenRefusesAnotherShardCount(t *testing.T) {
 	queuetest.RequireTasks(t, root, &codeq.Options{Shards: 2}, tasks)
 }
 
-// toolWorld makes a queue in which much becomes due, and returns its disk as a process that was
-// killed leaves it; at is a lease without a process. It is called in a bubble.
+// toolWorld makes a queue in which much becomes due, and returns the disk as a killed process
+// leaves it. The receipt at is of a lease that does not end with its process. It is called in a
+// bubble.
 func toolWorld(t *testing.T) (killed *crashfs.Disk, at codeq.Receipt) {
 	t.Helper()
 	ctx, disk := t.Context(), crashfs.New()
@@ -574,7 +576,7 @@ func toolWorld(t *testing.T) (killed *crashfs.Disk, at codeq.Receipt) {
 	return killed, at
 }
 
-// applicationOptions differ from the defaults in all that decides about tasks.
+// applicationOptions differ from the defaults in all options that decide about tasks.
 func applicationOptions() *codeq.Options {
 	return &codeq.Options{
 		Shards: 2, Durability: codeq.DurabilityProcess, LeaseFor: time.Hour, MaxAttempts: 100, Retention: time.Hour, MinFreeBytes: -1,
@@ -583,8 +585,8 @@ func applicationOptions() *codeq.Options {
 	}
 }
 
-// TestToolLetsTimeStand: in a queue that a tool opens nothing happens but what it does, however
-// much is due, and however long it stays. The application finds everything as it was.
+// TestToolLetsTimeStand: while a tool has a queue open, its own calls are the only changes, however
+// much is due and however long the tool stays. The application finds everything unchanged.
 func TestToolLetsTimeStand(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
@@ -628,8 +630,8 @@ func TestToolLetsTimeStand(t *testing.T) {
 	})
 }
 
-// TestToolVerbs: each verb of a tool changes what it says in the queue of a process that was
-// killed, and nothing else, however much is due.
+// TestToolVerbs: in the queue of a killed process, each verb of a tool makes its own change and no
+// other, however much is due.
 func TestToolVerbs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
@@ -718,7 +720,7 @@ func TestToolVerbs(t *testing.T) {
 	})
 }
 
-// leaveOut leaves out a queue.
+// leaveOut removes everything of a queue.
 func (s *shown) leaveOut(queue string) {
 	delete(s.Stats, queue)
 	delete(s.Info, queue)
@@ -739,8 +741,8 @@ func (s *shown) leaveOut(queue string) {
 	}
 }
 
-// TestToolDecidesAsTheApplication: what follows from the calls of a tool is as the application has
-// opened the queue last, also in a copy that a tool has made.
+// TestToolDecidesAsTheApplication: the calls of a tool follow the last options of the application,
+// also in a copy by a tool.
 func TestToolDecidesAsTheApplication(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
@@ -794,8 +796,8 @@ func TestToolDecidesAsTheApplication(t *testing.T) {
 	})
 }
 
-// TestToolRefuses: a tool makes no queue, raises no format, is no node, and brings no options of
-// its own that decide about tasks.
+// TestToolRefuses: a tool creates no queue, raises no format, is no node, and sets no options that
+// decide about tasks.
 func TestToolRefuses(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
@@ -838,8 +840,8 @@ func TestToolRefuses(t *testing.T) {
 	require.Equal(t, before, simtest.StoreContents(t, disk, "queue"))
 }
 
-// TestErrorsSayWhatToDo: whatever a new user does wrong, the error names the cause, the value and
-// what to do.
+// TestErrorsSayWhatToDo: for each mistake of a new user, the error names the cause, the value and
+// the remedy.
 func TestErrorsSayWhatToDo(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
@@ -923,7 +925,7 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 	}
 }
 
-// TestDirectoryOfThatName: the path of a directory that is named as the package stays in errors.
+// TestDirectoryOfThatName: errors keep the path of a directory with the same name as the package.
 func TestDirectoryOfThatName(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "codeq")

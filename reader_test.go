@@ -31,7 +31,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// shower is what a Queue and a Reader show.
+// shower has the methods by which a Queue and a Reader show their contents.
 type shower interface {
 	Stats(context.Context) (map[string]codeq.Counts, error)
 	Info(context.Context) ([]codeq.QueueInfo, error)
@@ -66,7 +66,7 @@ func show(t *testing.T, q shower) (s shown) {
 	s.Info = make(map[string]codeq.QueueInfo)
 	for _, i := range infos {
 		if _, ok := s.Stats[i.Queue]; ok {
-			if !i.OldestReady.IsZero() { // it is by the clock of the process, if those of shards are ahead
+			if !i.OldestReady.IsZero() { // by the clock of the process, if the clocks of shards are ahead
 				i.OldestReady = time.Unix(1, 0)
 			}
 			s.Info[i.Queue] = i
@@ -119,9 +119,9 @@ func show(t *testing.T, q shower) (s shown) {
 	return s
 }
 
-// withoutCreep leaves out the time that goes with the state of a task, unless it is its RunAt, and
-// those of its attempts. What these tests store was stored by clocks that were ahead: its times are
-// shown by the clock of the process that shows them.
+// withoutCreep removes the time of the state of a task, unless this is its RunAt, and the times of
+// its attempts. The clocks that stored the tasks of these tests were ahead, and each process shows
+// such times by its own clock.
 func withoutCreep(info *codeq.TaskInfo) *codeq.TaskInfo {
 	if info.State != codeq.Scheduled || !info.At.Equal(info.RunAt) {
 		info.At = time.Time{}
@@ -133,7 +133,7 @@ func withoutCreep(info *codeq.TaskInfo) *codeq.TaskInfo {
 	return info
 }
 
-// stamps is everything below a directory: its modes, contents, and times of the last change.
+// stamps returns everything below a directory: modes, contents, and times of the last change.
 func stamps(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	all := testkit.RecursiveListing(t, dir)
@@ -145,7 +145,7 @@ func stamps(t *testing.T, dir string) map[string]string {
 	return all
 }
 
-// frozen is a file system that refuses every change, and fails the test.
+// frozen is a file system that refuses every change and fails the test.
 func frozen(t *testing.T, fs vfs.FS) vfs.FS {
 	return &testkit.HookFS{FS: fs, Before: func(op, name string) error {
 		if op == "open directory" || op == "close" {
@@ -164,8 +164,8 @@ func openReader(t *testing.T, dir string, o *codeq.ReaderOptions) *codeq.Reader 
 	return r
 }
 
-// TestReaderShowsTheSame: of a queue that was closed, or killed, a Reader shows what the Queue has
-// shown, and it changes nothing.
+// TestReaderShowsTheSame: a Reader of a closed or killed queue shows the same as the Queue before
+// it, and changes nothing.
 func TestReaderShowsTheSame(t *testing.T) {
 	t.Parallel()
 	disk := crashfs.New()
@@ -212,7 +212,7 @@ func extract(t *testing.T, archive, dir string) (tasks map[codeq.ID]*codeq.TaskI
 	})
 }
 
-// chmod lets a directory be written, or not, with all that is in it.
+// chmod allows or forbids writing to a directory and to everything in it.
 func chmod(t *testing.T, dir string, write bool) {
 	t.Helper()
 	var paths []string
@@ -231,8 +231,8 @@ func chmod(t *testing.T, dir string, write bool) {
 	}
 }
 
-// TestReaderOfFormats: several Readers at once read a directory of the oldest format. It stays as
-// it is, also if it cannot be written, and has no LOCK.
+// TestReaderOfFormats: several Readers at once read a directory of the oldest format. The directory
+// does not change, even if it is not writable and has no LOCK.
 func TestReaderOfFormats(t *testing.T) {
 	t.Parallel()
 	for _, how := range []string{"closed", "killed"} {
@@ -294,7 +294,7 @@ func TestReaderOfFormats(t *testing.T) {
 }
 
 // TestReaderExcludesOwner: Readers share a directory, and a Queue and Readers exclude each other,
-// under whatever name.
+// by any name of the directory.
 func TestReaderExcludesOwner(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
@@ -314,7 +314,7 @@ func TestReaderExcludesOwner(t *testing.T) {
 		require.NoError(t, r.Close())
 	}
 	after := stamps(t, dir)
-	delete(before, manifest.LockName) // of which the refused owner has set the time
+	delete(before, manifest.LockName) // the refused owner has set its time
 	delete(after, manifest.LockName)
 	require.Equal(t, before, after)
 	q, err := codeq.Open(dir, nil)
@@ -329,15 +329,15 @@ func TestReaderExcludesOwner(t *testing.T) {
 	requireOwnedElsewhere(t, dir, nil)
 }
 
-// requireOwnedElsewhere lets another process open a queue, as which it is refused with an error.
+// requireOwnedElsewhere requires that Open in another process reports ErrLocked, or succeeds if
+// want is nil.
 func requireOwnedElsewhere(t *testing.T, dir string, want error) {
 	t.Helper()
 	out := openElsewhere(t, dir)
 	require.Contains(t, out, fmt.Sprint("Open: locked ", want != nil), "%s", out)
 }
 
-// openElsewhere lets another process open a queue by all verbs that do so, and returns what became
-// of it.
+// openElsewhere opens a queue in another process by every verb that can, and returns the output.
 func openElsewhere(t *testing.T, dir string) string {
 	t.Helper()
 	exe, err := os.Executable()
@@ -388,8 +388,8 @@ func TestHelperProcessReads(t *testing.T) {
 	require.NoError(t, errors.Join(err, r.Close()))
 }
 
-// TestReaderInAnotherProcess: it excludes an owner in this one, and no Reader; when one Reader of
-// this process is closed, the others keep their lock.
+// TestReaderInAnotherProcess: a Reader of another process excludes an owner in this one, but no
+// Reader. When one Reader of this process is closed, the others keep their lock.
 func TestReaderInAnotherProcess(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "queue")
@@ -405,8 +405,8 @@ func TestReaderInAnotherProcess(t *testing.T) {
 	queuetest.RequireTasks(t, dir, nil, tasks)
 }
 
-// TestReaderOfNode: the directory of a node is read as it is, and says how far it is: a store has
-// what was in tables when the node was closed, or killed.
+// TestReaderOfNode: a Reader shows the directory of a node without a change, and says how current
+// it is: a store has the entries that were in tables when the node was closed or killed.
 func TestReaderOfNode(t *testing.T) {
 	t.Parallel()
 	ctx, root := context.Background(), t.TempDir()
@@ -463,7 +463,8 @@ func TestReaderOfNode(t *testing.T) {
 	}
 }
 
-// TestReaderRefuses: what is no queue, and damage, by the error that says so; nothing is made.
+// TestReaderRefuses: OpenReadOnly refuses other directories and damaged queues by the right error,
+// and creates nothing.
 func TestReaderRefuses(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
@@ -501,15 +502,15 @@ func TestReaderRefuses(t *testing.T) {
 	shard := manifest.ShardDir(vfs.Default, dir, 1)
 	require.NoError(t, os.Rename(shard, shard+".away"))
 	refused(dir, codeq.ErrCorrupt)
-	require.NoError(t, os.Rename(shard+".away", shard+".rebuilt")) // as a repair leaves it that is killed
+	require.NoError(t, os.Rename(shard+".away", shard+".rebuilt")) // as a killed repair leaves it
 	r := openReader(t, dir, nil)
 	stats, err := r.Stats(context.Background())
 	require.NoError(t, err)
 	require.EqualValues(t, 2, stats["a"].Ready)
 }
 
-// TestReaderFindsDamage: whichever file of a closed queue is damaged, what a Reader shows is right,
-// or it says ErrCorrupt.
+// TestReaderFindsDamage: after damage to any file of a closed queue, a Reader shows the right tasks
+// or returns ErrCorrupt.
 func TestReaderFindsDamage(t *testing.T) {
 	t.Parallel()
 	disk := crashfs.New()
@@ -540,8 +541,8 @@ func TestReaderFindsDamage(t *testing.T) {
 	}
 }
 
-// requireShowsOnly requires that a Reader shows what it should, as far as it returns no error, and
-// closes it.
+// requireShowsOnly requires that the lists of a Reader are right up to the first error, and closes
+// the Reader.
 func requireShowsOnly(t *testing.T, r *codeq.Reader, want shown) error {
 	t.Helper()
 	var errs []error
@@ -565,8 +566,8 @@ func requireShowsOnly(t *testing.T, r *codeq.Reader, want shown) error {
 	return errors.Join(errs...)
 }
 
-// TestReaderEnds: calls of a Reader that was closed, or never opened, and calls whose ctx has
-// ended, say so.
+// TestReaderEnds: calls of a Reader that was closed or never opened, and calls with an ended ctx,
+// return the error for it.
 func TestReaderEnds(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "queue")

@@ -19,8 +19,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestAfterExistingTask: a task may wait for one that is already stored, in
-// whatever state that is.
+// TestAfterExistingTask: a task may wait for one that is already stored, in any state.
 func TestAfterExistingTask(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -73,7 +72,7 @@ func TestAfterExistingTask(t *testing.T) {
 						ready(f, queue)
 						return f.Claim(queue).ID
 					}, codeq.HoldOnDead, codeq.Blocked, func(f *queuetest.FlowTest, queue string, _ codeq.ID) {
-						time.Sleep(time.Minute) // the lease expires: the second attempt ends it
+						time.Sleep(time.Minute) // the lease expires; the second attempt ends the task
 						f.Complete(queue)
 					}, codeq.Ready},
 					{"leased, canceled", func(f *queuetest.FlowTest, queue string) codeq.ID {
@@ -131,7 +130,7 @@ func TestAfterExistingTask(t *testing.T) {
 	}
 }
 
-// TestOnDead: what becomes of a task when a parent dies that it waits for.
+// TestOnDead: the outcome of a task when one of its parents dies.
 func TestOnDead(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -151,7 +150,7 @@ func TestOnDead(t *testing.T) {
 				f.RequireState(codeq.Canceled, children[codeq.CancelOnDead])
 				f.RequireState(codeq.Ready, children[codeq.RunOnDead])
 				f.Reopen()
-				for range 2 { // it dies again
+				for range 2 { // the parent dies again
 					require.NoError(f, f.Q.RedriveDead(ctx, parent))
 					f.Check()
 					f.RequireState(codeq.Blocked, children[codeq.HoldOnDead])
@@ -168,8 +167,8 @@ func TestOnDead(t *testing.T) {
 	}
 }
 
-// TestAlterAsParentsEnd: a task is altered in the group in which the last of its parents
-// ends. It goes on in the next one, and nothing says any more that it waits.
+// TestAlterAsParentsEnd: a task is altered in the same group in which its last parent ends. It goes
+// on in the next group, and no record says any more that it waits.
 func TestAlterAsParentsEnd(t *testing.T) {
 	ctx := context.Background()
 	for _, c := range []struct {
@@ -222,8 +221,9 @@ func TestAlterAsParentsEnd(t *testing.T) {
 	}
 }
 
-// TestCanceledParent: when a call has returned that produces a task, its parents know of it: the
-// task goes with one that is canceled or purged the next moment, wherever both lie.
+// TestCanceledParent: when the call that produces a task has returned, the parents of the task have
+// recorded it. If one of them is canceled or purged the next moment, the task is canceled too,
+// wherever both are stored.
 func TestCanceledParent(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -256,7 +256,7 @@ func TestCanceledParent(t *testing.T) {
 					case 0:
 						children = append(children, produce(child(parent)))
 						cancel(parent)
-					case 1: // another one is completed
+					case 1: // another parent is completed
 						other := produce(codeq.Task{Queue: "other"})
 						children = append(children, produce(child(other, parent)))
 						require.NoError(f, f.Q.Complete(ctx, claim("other").Receipt, nil))
@@ -268,14 +268,14 @@ func TestCanceledParent(t *testing.T) {
 						require.NoError(f, err)
 						children = append(children, ids...)
 						cancel(parent)
-					case 3: // follow-ups, of which one goes to another shard first
+					case 3: // follow-ups; one goes to another shard first
 						produce(codeq.Task{Queue: "before"})
 						l := claim("before")
 						first, bound := child(parent, l.ID), child(parent, l.ID)
 						first.OnMissing, bound.OnMissing, bound.Unique.Key = codeq.RefuseOnMissing, codeq.CancelOnMissing, fmt.Sprint("k", i)
 						require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil, first, bound))
 						cancel(parent)
-					default: // a dead letter, which does not expire while others wait
+					default: // a dead letter, which does not expire while other tasks wait for it
 						require.NoError(f, f.Q.Configure(ctx, "dying", func(s *codeq.Settings) { s.DeadRetention = time.Second }))
 						dead := produce(codeq.Task{Queue: "dying"})
 						require.NoError(f, f.Q.DeadLetter(ctx, claim("dying").Receipt, nil))
@@ -295,8 +295,9 @@ func TestCanceledParent(t *testing.T) {
 	}
 }
 
-// TestManyParents: beyond those that are looked up at once, parents of the same shard are told by
-// messages, for which the call waits as well; and a tick tells those of its shard.
+// TestManyParents: a call looks up a bounded number of parents at once. Further parents get
+// messages, even in the same shard, and the call waits for these as well. A tick informs the
+// parents of its own shard.
 func TestManyParents(t *testing.T) {
 	ctx := context.Background()
 	queuetest.InFlow(t, codeq.Options{Shards: 1}, func(f *queuetest.FlowTest) {
@@ -317,7 +318,7 @@ func TestManyParents(t *testing.T) {
 	})
 }
 
-// TestOnMissing: what becomes of a task whose parent is gone.
+// TestOnMissing: the outcome of a task with a missing parent.
 func TestOnMissing(t *testing.T) {
 	ctx := context.Background()
 	for _, l := range flowLayouts {
@@ -368,9 +369,9 @@ func TestOnMissing(t *testing.T) {
 	}
 }
 
-// TestChildrenGoOnInOneCommit: the end of a task lets the first of those go on that wait for nobody
-// else, in its own commit, and looks up nothing but their records; one that waits for another
-// parent too goes on with the last of them.
+// TestChildrenGoOnInOneCommit: the commit of a task's end also releases the first children that
+// have no other parent, and looks up nothing but their records. A child with another parent goes on
+// with the last of them.
 func TestChildrenGoOnInOneCommit(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
 		family := []codeq.Task{{Queue: "parent"}, {Queue: "parent"}, {Queue: "both", After: []codeq.ID{codeq.Nth(0), codeq.Nth(1)}}}
@@ -398,8 +399,8 @@ func TestChildrenGoOnInOneCommit(t *testing.T) {
 	})
 }
 
-// TestParentsThatDoNotAnswer: a call that cannot wait until a parent knows of its task says that
-// the task is stored; the parent hears of it later.
+// TestParentsThatDoNotAnswer: if a call cannot wait until a parent has recorded its task, the error
+// says that the task is stored. The parent gets the message later.
 func TestParentsThatDoNotAnswer(t *testing.T) {
 	queuetest.InFlow(t, codeq.Options{Shards: 2}, func(f *queuetest.FlowTest) {
 		parent := f.ProduceAt(0, codeq.Task{Queue: "parent"})
@@ -418,9 +419,9 @@ func TestParentsThatDoNotAnswer(t *testing.T) {
 	})
 }
 
-// TestParentsOnFullDisk: below the level on which messages go on, a call that has stored tasks does
-// not wait until the parents know of them: neither one that comes then, nor one that waits already.
-// They learn of it when there is room.
+// TestParentsOnFullDisk: when the disk has too little room for messages, a call that has stored
+// tasks does not wait until the parents have recorded them. This holds for a new call and for one
+// that already waits. The parents get the messages when there is room.
 func TestParentsOnFullDisk(t *testing.T) {
 	t.Parallel()
 	disk := testkit.NewSmallDisk(testkit.FreeAt[engine.Roomy])
@@ -471,7 +472,7 @@ func TestParentsOnFullDisk(t *testing.T) {
 	})
 }
 
-// TestParentsOfFailedShard: nobody waits for a shard that takes no messages any more.
+// TestParentsOfFailedShard: no call waits for a shard that takes no messages any more.
 func TestParentsOfFailedShard(t *testing.T) {
 	queuetest.InFlow(t, codeq.Options{Shards: 2}, func(f *queuetest.FlowTest) {
 		parent := f.ProduceAt(0, codeq.Task{Queue: "parent"})
@@ -489,9 +490,9 @@ func TestParentsOfFailedShard(t *testing.T) {
 	})
 }
 
-// TestTellChildrenInPieces: the end of a task for which many wait is told in small groups, of which
-// a crash or a close may interrupt any; a redrive or a purge of the task waits until
-// all know, so that each of them knows of this end.
+// TestTellChildrenInPieces: the end of a task with many children is told in small groups, and a
+// crash or a close may interrupt any of them. A redrive or a purge of the task waits until all
+// children have been told this end.
 func TestTellChildrenInPieces(t *testing.T) {
 	n := testkit.Sized(1500, 100_000)
 	ctx := context.Background()
@@ -536,7 +537,7 @@ func TestTellChildrenInPieces(t *testing.T) {
 						finish(f, l)
 						require.NoError(t, queuetest.CheckAll(f.Q), "amid")
 						do(f, parent)
-						for i := range inspect.Of(f.Q).Shards() { // as long as somebody tells
+						for i := range inspect.Of(f.Q).Shards() { // as long as a shard still tells children
 							err := queuetest.ErrBusy
 							for tries := 0; errors.Is(err, queuetest.ErrBusy) && tries < n; tries++ {
 								time.Sleep(time.Millisecond)
