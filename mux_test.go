@@ -21,7 +21,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// naming is middleware that writes down when it comes and goes.
+// naming is middleware that records its begin and end.
 func naming(trail *[]string, name string) codeq.Middleware {
 	return func(next codeq.Handler) codeq.Handler {
 		return func(ctx context.Context, l *codeq.Lease) error {
@@ -59,7 +59,8 @@ func TestOrderOfMiddleware(t *testing.T) {
 	})
 }
 
-// TestMiddlewareIsComposedOnce: once for each queue and Run, not for each task.
+// TestMiddlewareIsComposedOnce: each Run composes middleware once for each queue, not for each
+// task.
 func TestMiddlewareIsComposedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{})
@@ -137,8 +138,8 @@ func TestMiddlewareSeesOutcomes(t *testing.T) {
 	})
 }
 
-// TestOutputOfLastCall: of a handler that middleware calls again, the last call
-// counts, and only if it succeeded.
+// TestOutputOfLastCall: if middleware calls a handler again, only the output of the last call
+// counts, and only if that succeeded.
 func TestOutputOfLastCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{Retention: time.Hour})
@@ -183,8 +184,8 @@ func TestOutputOfLastCall(t *testing.T) {
 	})
 }
 
-// TestMiddlewareReplaces: what is inside sees the payload, headers and context
-// values that a middleware puts there, in the lease or in a copy.
+// TestMiddlewareReplaces: the next handler sees the payload, headers and context values that a
+// middleware sets, in the lease or in a copy of it.
 func TestMiddlewareReplaces(t *testing.T) {
 	type key struct{}
 	for _, copied := range []bool{false, true} {
@@ -219,7 +220,7 @@ func TestMiddlewareReplaces(t *testing.T) {
 	}
 }
 
-// TestRefusedMux: Run tells what is wrong with a Mux, all of it, and claims nothing.
+// TestRefusedMux: Run reports every fault of a Mux, and claims no task.
 func TestRefusedMux(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{})
@@ -277,8 +278,7 @@ func TestRefusedMux(t *testing.T) {
 	})
 }
 
-// TestUnknownQueues: tasks of queues without a handler wait for one, and do
-// not stand in the way.
+// TestUnknownQueues: tasks of queues without a handler wait for one, and do not delay other tasks.
 func TestUnknownQueues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{})
@@ -303,8 +303,8 @@ func TestUnknownQueues(t *testing.T) {
 	})
 }
 
-// recorder is a slog.Handler that keeps what it is given as text, without times,
-// and counts how often it was given attributes.
+// recorder is a slog.Handler that keeps its records as text, without times and levels, and counts
+// the calls of WithAttrs.
 type recorder struct {
 	slog.Handler
 	*recorded
@@ -340,8 +340,8 @@ func (r recorder) Handle(ctx context.Context, rec slog.Record) error {
 	return r.Handler.Handle(ctx, rec)
 }
 
-// TestLogger: it writes to Options.Logger, says which task it is about, and is
-// made only for tasks that log, once.
+// TestLogger: the logger of a task writes to Options.Logger and names the task. It is made once,
+// and only for tasks that log.
 func TestLogger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rec := newRecorder()
@@ -390,8 +390,8 @@ func TestLogger(t *testing.T) {
 	})
 }
 
-// TestContextOfTask: the context knows its task, by the one handler it was made
-// for, and outside of handlers none.
+// TestContextOfTask: a context has the task of the handler that it was made for, also in a Run
+// within a handler. Other contexts have no task.
 func TestContextOfTask(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{})
@@ -468,8 +468,7 @@ func TestDeadlineOfContext(t *testing.T) {
 	})
 }
 
-// TestMiddlewareDecides: what the outermost middleware returns is what becomes
-// of the task.
+// TestMiddlewareDecides: the result of the outermost middleware decides the outcome of the task.
 func TestMiddlewareDecides(t *testing.T) {
 	boom := errors.New("boom")
 	for name, tc := range map[string]struct {
@@ -548,8 +547,7 @@ func (c brokenCodec) Unmarshal([]byte, any) error { return c.err }
 
 type shape struct{ Sides int }
 
-// TestCodecs: queues of one Mux may differ in their codecs; payloads go there
-// and results come back by them.
+// TestCodecs: the queues of one Mux may have different codecs, for payloads and for results.
 func TestCodecs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{Retention: time.Hour})
@@ -584,7 +582,7 @@ func TestCodecs(t *testing.T) {
 	})
 }
 
-// TestCodecIsNotAsked: bytes are their own encoding, and no bytes are the zero value.
+// TestCodecIsNotAsked: bytes are their own encoding, and an empty payload is the zero value.
 func TestCodecIsNotAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{Retention: time.Hour})
@@ -617,8 +615,8 @@ func TestCodecIsNotAsked(t *testing.T) {
 	})
 }
 
-// TestCodecErrors: a codec's error reaches the producer, and makes a dead letter
-// of a task whose payload or result it refuses.
+// TestCodecErrors: an error of a codec reaches the producer. A task becomes a dead letter if the
+// codec refuses its payload or its result.
 func TestCodecErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{Retention: time.Hour})

@@ -22,9 +22,9 @@ import (
 	"codeq/test/queuetest"
 )
 
-// tally adds up what an Observer is told.
+// tally adds up the observations of an Observer.
 type tally struct {
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	queues   map[string]codeq.QueueDelta
 	commits  []codeq.CommitSample
 	handlers []codeq.HandlerSample
@@ -66,7 +66,8 @@ func (t *tally) observe(o *codeq.Observation) {
 	t.calls++
 }
 
-// told waits until all has been told that has happened in the bubble, and returns the tally.
+// told waits until everything that has happened in the bubble has been reported, and returns the
+// tally.
 func (t *tally) told() *tally {
 	time.Sleep(guard.TellPause)
 	synctest.Wait()
@@ -75,8 +76,8 @@ func (t *tally) told() *tally {
 	return &tally{queues: t.queues, commits: t.commits, handlers: t.handlers, missed: t.missed, panics: t.panics, calls: t.calls}
 }
 
-// TestObserver: what has happened is told, once: by queue how tasks have changed, the commits, and
-// the handlers with what became of them.
+// TestObserver: every event is reported once: the changes of tasks by queue, the commits, and the
+// handlers with their verdicts.
 func TestObserver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sum := new(tally)
@@ -116,7 +117,7 @@ func TestObserver(t *testing.T) {
 			return nil
 		})
 		run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 1, Grace: 2 * time.Second})
-		// handle runs one task, and returns what was told of its handlers.
+		// handle runs one task, and returns the samples of its handlers.
 		handle := func(args string, between func(codeq.ID)) []codeq.HandlerSample {
 			before := len(sum.told().handlers)
 			time.Sleep(time.Until(time.Now().Truncate(time.Minute).Add(time.Minute)))
@@ -155,7 +156,7 @@ func TestObserver(t *testing.T) {
 		// The lease of a handler is lost, and its second attempt is canceled.
 		got := handle("wait", func(id codeq.ID) {
 			queuetest.LoseLease(t, q, id)
-			time.Sleep(time.Minute) // it is noticed by a renewal, before the next attempt begins
+			time.Sleep(time.Minute) // a renewal notices it, before the next attempt begins
 			require.Equal(t, id, <-started)
 			require.NoError(t, q.Cancel(ctx, id))
 		})
@@ -185,7 +186,7 @@ func TestObserver(t *testing.T) {
 		}
 		time.Sleep(time.Minute) // the other lease expires
 
-		// Run ends with a task whose handler goes on.
+		// Run ends while the handler of a task still runs.
 		before = len(sum.told().handlers)
 		queuetest.Produce(t, q, slow)
 		<-started
@@ -216,7 +217,7 @@ func TestObserver(t *testing.T) {
 	})
 }
 
-// TestObserverOfCommits: how long a commit has taken, and how many operations of callers it has.
+// TestObserverOfCommits: the duration of a commit, and the number of its operations of callers.
 func TestObserverOfCommits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sum := new(tally)
@@ -238,8 +239,8 @@ func TestObserverOfCommits(t *testing.T) {
 	})
 }
 
-// TestObserverThatBlocks: one that blocks holds nobody up. What happens meanwhile is told when it
-// goes on: no change is lost, and of the samples those that are left out are counted.
+// TestObserverThatBlocks: an Observer that blocks delays no call. Later events are reported when it
+// goes on: no change is lost, and samples that are left out are counted.
 func TestObserverThatBlocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sum, goOn := new(tally), make(chan struct{})
@@ -290,8 +291,8 @@ func tasksFor(n int, queue string) []codeq.Task {
 	return tasks
 }
 
-// TestObserverThatEnds: one that panics, or ends its goroutine, is called again, and told how often
-// it has; the queue goes on, and the log has the first of such calls in a row.
+// TestObserverThatEnds: an Observer that panics, or ends its goroutine, is called again and gets
+// the number of such calls. The queue goes on, and the log has the first of such calls in a row.
 func TestObserverThatEnds(t *testing.T) {
 	for name, end := range map[string]func(){"panic": func() { panic("boom") }, "Goexit": runtime.Goexit} {
 		t.Run(name, func(t *testing.T) {
@@ -323,8 +324,8 @@ func TestObserverThatEnds(t *testing.T) {
 	}
 }
 
-// TestObserverAtClose: the last call is made before Close returns, which waits for it, but no
-// longer than a second; nothing is told after that.
+// TestObserverAtClose: Close waits for the last call of the Observer, but no longer than a second.
+// No call comes after that.
 func TestObserverAtClose(t *testing.T) {
 	t.Run("told", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {

@@ -42,7 +42,7 @@ func closedQueue(t *testing.T, dir string, shards int) (tasks []ID) {
 	return tasks
 }
 
-// requireTasks opens a queue and looks for its tasks.
+// requireTasks opens a queue and requires that it has these tasks.
 func requireTasks(t *testing.T, dir string, opts *Options, tasks []ID) {
 	t.Helper()
 	q, err := Open(dir, opts)
@@ -58,8 +58,8 @@ func requireTasks(t *testing.T, dir string, opts *Options, tasks []ID) {
 	require.NoError(t, q.checkAll())
 }
 
-// TestOpenRefusesShards: a shard that is missing, or is not where it belongs,
-// is not taken for an empty one, and what is put back is as it was.
+// TestOpenRefusesShards: Open does not take a missing or misplaced shard for an empty one. A shard
+// that is put back has not changed.
 func TestOpenRefusesShards(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
@@ -88,7 +88,7 @@ func TestOpenRefusesShards(t *testing.T) {
 		require.NoError(t, missing())
 		before, err := os.ReadDir(dir)
 		require.NoError(t, err)
-		for range 2 { // the first refusal does not make an empty shard
+		for range 2 { // the first refusal creates no empty shard
 			require.ErrorIs(t, refused(dir+": shard 1: "), ErrCorrupt)
 			after, err := os.ReadDir(dir)
 			require.NoError(t, err)
@@ -133,8 +133,8 @@ func TestOpenRefusesShards(t *testing.T) {
 	requireTasks(t, dir, nil, tasks)
 }
 
-// TestOpenFinishesCreation: whatever an interrupted creation leaves behind,
-// the next Open makes a queue of it.
+// TestOpenFinishesCreation: after an interrupted creation, the next Open makes a queue of any
+// remains.
 func TestOpenFinishesCreation(t *testing.T) {
 	t.Parallel()
 	creating := simtest.ManifestText(t, manifest.Manifest{Format: manifest.Format, Shards: 2, ID: "000102030405060708090a0b0c0d0e0f", Creating: true})
@@ -306,7 +306,7 @@ func requireInvalidOption(t *testing.T, dir string, o *Options, field string, va
 	}
 }
 
-// TestOptionBoundsAreComplete: no option has been forgotten.
+// TestOptionBoundsAreComplete: every option with bounds is in optionBounds.
 func TestOptionBoundsAreComplete(t *testing.T) {
 	known := map[string]bool{"Backoff.Base": true, "Backoff.Max": true, "Logger": true, "Observer": true, "Cluster": true, "MinFreeBytes": true, "AcceptCopy": true, "MustExist": true, "Tool": true}
 	for _, b := range optionBounds {
@@ -327,8 +327,7 @@ func TestOptionBoundsAreComplete(t *testing.T) {
 	walk("", reflect.TypeFor[Options]())
 }
 
-// TestOptionDefaults: a nil *Options and the zero Options are what the
-// documentation says.
+// TestOptionDefaults: a nil *Options and the zero Options have the documented defaults.
 func TestOptionDefaults(t *testing.T) {
 	for _, given := range []*Options{nil, {}} {
 		o, err := given.withDefaults()
@@ -389,7 +388,7 @@ func TestOptionDefaults(t *testing.T) {
 	require.Equal(t, 1<<20, memTable(Options{Cluster: new(Cluster), MemTableBytes: 1 << 20}, 3))
 }
 
-// TestLargestBatch: a batch at the limits is one commit, whatever it is large by.
+// TestLargestBatch: a batch at the limits is one commit, by any measure of its size.
 func TestLargestBatch(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()

@@ -20,7 +20,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// testLimits are small, so that tests come up to them.
+// testLimits are small, so that tests reach them.
 var testLimits = codeq.Limits{Payload: 100, Headers: 20, Name: 10, Batch: 4, BatchBytes: 250}
 
 // limited is a queue with testLimits.
@@ -43,7 +43,7 @@ func (q *limited) stats() map[string]codeq.Counts {
 	return counts
 }
 
-// refused calls a verb, which is to return an InvalidError and to store nothing.
+// refused requires that a verb returns an InvalidError and stores nothing.
 func (q *limited) refused(field string, value any, limit string, verb func() error) {
 	q.t.Helper()
 	before := q.stats()
@@ -155,8 +155,8 @@ var (
 	lastWest    = lastMoment.In(time.FixedZone("west", -12*3600))
 )
 
-// TestTaskLimits: at its limits a task is stored as it is given; one above it
-// is refused, by every verb that takes tasks, and so are the others of its batch.
+// TestTaskLimits: a task at its limits is stored without a change. Every verb that takes tasks
+// refuses one above its limits, and the others of the same batch.
 func TestTaskLimits(t *testing.T) {
 	q := openLimited(t)
 	ctx := context.Background()
@@ -211,7 +211,7 @@ func TestTaskLimits(t *testing.T) {
 	require.NoError(t, queuetest.CheckAll(q.Queue))
 }
 
-// TestDefaultLimits: those that hold when Options say nothing, once each.
+// TestDefaultLimits: the limits that hold without Options, each once.
 func TestDefaultLimits(t *testing.T) {
 	q, err := codeq.Open("q", queuetest.OnDisk(crashfs.New(), &codeq.Options{Shards: 1}))
 	require.NoError(t, err)
@@ -361,7 +361,7 @@ func TestClaimLimits(t *testing.T) {
 	require.NoError(t, q.Complete(ctx, l.Receipt, nil))
 }
 
-// TestClaimBatchTakesAtMostMax: and one for 0.
+// TestClaimBatchTakesAtMostMax: ClaimBatch returns at most Max tasks, and one for 0.
 func TestClaimBatchTakesAtMostMax(t *testing.T) {
 	q := openLimited(t)
 	ctx := context.Background()
@@ -432,9 +432,9 @@ func TestListLimits(t *testing.T) {
 	}
 }
 
-// TestLimitsOfCommit: lists, headers, names and keys count, and not only payloads: a batch
-// within all other limits that would be too much for one commit is refused, by every verb that
-// takes one, and nothing of it is stored.
+// TestLimitsOfCommit: lists, headers, names and keys count, and not only payloads. Every verb that
+// takes a batch refuses one that is within all other limits but too large for one commit, and
+// stores nothing of it.
 func TestLimitsOfCommit(t *testing.T) {
 	t.Parallel()
 	parents := make([]codeq.ID, codeq.MaxParents)
@@ -488,8 +488,8 @@ func TestLimitsOfCommit(t *testing.T) {
 }
 
 // TestClaimBatchBytes: a claim gets at least one task, and not more bytes than a batch may have,
-// from one queue, several in order, drawn ones, and a long list. The place in a limit of the task
-// that it has no room for is not lost.
+// from one queue, several in order, drawn ones, and a long list. A task beyond these bytes gives
+// its place in a limit back.
 func TestClaimBatchBytes(t *testing.T) {
 	long := []string{"a", "b"}
 	for i := range 30 {

@@ -25,8 +25,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// buffers is memory of a caller, who writes to it as soon as the verb that it was
-// handed to has returned.
+// buffers is memory of a caller that writes to it as soon as the verb has returned.
 type buffers struct{ overwrite []func() }
 
 func (b *buffers) bytes(s string) []byte {
@@ -45,7 +44,7 @@ func (b *buffers) headers() map[string]string {
 	return m
 }
 
-// weights hands out a map that becomes another one.
+// weights returns a copy of a map, and scribble later changes the copy.
 func (b *buffers) weights(of map[string]int) map[string]int {
 	m := maps.Clone(of)
 	b.overwrite = append(b.overwrite, func() {
@@ -57,7 +56,8 @@ func (b *buffers) weights(of map[string]int) map[string]int {
 	return m
 }
 
-// list hands out a slice whose elements become those of another one.
+// list returns a copy of a slice, and scribble later overwrites the elements of the copy with
+// other.
 func list[T any](b *buffers, values []T, other T) []T {
 	s := slices.Clone(values)
 	b.overwrite = append(b.overwrite, func() {
@@ -86,8 +86,8 @@ func (b *buffers) scribble() {
 	}
 }
 
-// bufferTest is a queue with a task in the hands of a worker, which others wait for,
-// and dead letters of the tenants t and u.
+// bufferTest is a queue with a leased task, others that wait for it, and dead letters of the
+// tenants t and u.
 type bufferTest struct {
 	*codeq.Queue
 	t      *testing.T
@@ -104,7 +104,7 @@ func newBufferTest(t *testing.T) *bufferTest {
 		queuetest.Produce(t, bt.Queue, codeq.Task{Queue: "dead", Tenant: tenant})
 		require.NoError(t, bt.DeadLetter(t.Context(), bt.claim("dead").Receipt, nil))
 	}
-	time.Sleep(time.Second) // bulk verbs are about what died before
+	time.Sleep(time.Second) // bulk verbs take only tasks that died before
 	return bt
 }
 
@@ -115,7 +115,7 @@ func (bt *bufferTest) claim(queue string) *codeq.Lease {
 	return l
 }
 
-// requireTasks makes sure that all tasks of a queue are as the caller meant them.
+// requireTasks requires that all tasks of a queue are as their caller meant them.
 func (bt *bufferTest) requireTasks(queue string, state codeq.State, count int, after ...codeq.ID) {
 	bt.t.Helper()
 	n := 0
@@ -129,8 +129,8 @@ func (bt *bufferTest) requireTasks(queue string, state codeq.State, count int, a
 	require.Equal(bt.t, count, n)
 }
 
-// bufferCalls are the verbs that take references. Each returns what makes sure that they did
-// what the caller had asked for, if it was done.
+// bufferCalls are the verbs that take references. Each call returns a check that the verb, if it
+// was carried out, used the original values of the caller.
 var bufferCalls = map[string]func(ctx context.Context, bt *bufferTest, b *buffers) (check func(), err error){
 	"Produce": func(ctx context.Context, bt *bufferTest, b *buffers) (func(), error) {
 		_, err := bt.Produce(ctx, b.task("a", bt.parent.ID))
@@ -234,8 +234,8 @@ var bufferCalls = map[string]func(ctx context.Context, bt *bufferTest, b *buffer
 	},
 }
 
-// TestBuffersAreTheCallers: whatever a caller hands in, the caller may overwrite as soon as the
-// verb has returned, even if the operation is still under way because ctx has ended.
+// TestBuffersAreTheCallers: a caller may overwrite all arguments as soon as the verb has returned,
+// even if the operation is still under way because ctx has ended.
 func TestBuffersAreTheCallers(t *testing.T) {
 	for name, call := range bufferCalls {
 		t.Run(name, func(t *testing.T) {
@@ -274,9 +274,8 @@ func TestBuffersAreTheCallers(t *testing.T) {
 	}
 }
 
-// TestBuffersAreTheHandlers: what a handler hands over as a result or follow-up, it may overwrite
-// before it returns, and whoever gets the memory back that it took from a pool may do so at any
-// time.
+// TestBuffersAreTheHandlers: a handler may overwrite its results and follow-ups before it returns.
+// If their memory goes back to a pool, the next user may overwrite it at any time.
 func TestBuffersAreTheHandlers(t *testing.T) {
 	for name, middleware := range map[string][]codeq.Middleware{
 		"": nil, "middleware": {func(next codeq.Handler) codeq.Handler { return next }},
@@ -312,8 +311,8 @@ func TestBuffersAreTheHandlers(t *testing.T) {
 	}
 }
 
-// TestBuffersOfReceivers: what one receiver is given, it may overwrite and append to; no other one
-// sees it, nor does the queue.
+// TestBuffersOfReceivers: a receiver may overwrite its values and append to them. Neither other
+// receivers nor the queue see that.
 func TestBuffersOfReceivers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{Retention: time.Hour})
@@ -385,8 +384,8 @@ func TestBuffersOfReceivers(t *testing.T) {
 	})
 }
 
-// TestClaimsThatGiveUp: the owner of a shard may be amid a claim whose caller gives up, and then
-// writes to the list of queues. It is for the race detector.
+// TestClaimsThatGiveUp: a claim ends with its ctx while the owner of a shard works on it, and then
+// the caller writes to the list of queues. The test is for the race detector.
 func TestClaimsThatGiveUp(t *testing.T) {
 	t.Parallel()
 	q := queuetest.OpenForRun(t, codeq.Options{Shards: 2})
@@ -406,7 +405,7 @@ func TestClaimsThatGiveUp(t *testing.T) {
 	}
 }
 
-// sizedCommitter takes a time for each large commit.
+// sizedCommitter delays each large commit.
 type sizedCommitter struct {
 	inspect.Committer
 	takes time.Duration
@@ -419,8 +418,8 @@ func (c sizedCommitter) Commit(b *pebble.Batch) error {
 	return c.Committer.Commit(b)
 }
 
-// TestSmallPassLarge: a small operation waits for one large one at the most, however many there
-// are, and large ones go on however many small ones come.
+// TestSmallPassLarge: a small operation waits for at most one large one, however many there are.
+// Large ones go on, however many small ones come.
 func TestSmallPassLarge(t *testing.T) {
 	t.Parallel()
 	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
@@ -506,8 +505,8 @@ func TestLargeWaitForFlushes(t *testing.T) {
 	})
 }
 
-// TestLargeAtTheEnd: large operations that wait are decided before the queue closes, or refused
-// when the shard fails.
+// TestLargeAtTheEnd: large operations that wait are decided before the queue closes, or refused if
+// the shard fails.
 func TestLargeAtTheEnd(t *testing.T) {
 	t.Parallel()
 	for _, fails := range []bool{false, true} {
@@ -570,7 +569,7 @@ func TestLargeAmidClose(t *testing.T) {
 				}
 			})
 		}
-		for waits := false; !waits; { // some do
+		for waits := false; !waits; { // some of them do
 			require.NoError(t, inspect.Of(q).Owner(0, func(o *inspect.Owner) error { waits = o.Large > 0; return nil }))
 		}
 		require.NoError(t, q.Close(), round)

@@ -40,10 +40,10 @@ import (
 
 var writeGolden = flag.Bool("golden", false, "TestFormats writes the golden directories of the current format")
 
-// goldenTasks is the file of a golden archive with what its queue shows of each task.
+// goldenTasks is the file in a golden archive that has each task as its queue showed it.
 const goldenTasks = "tasks.json"
 
-// goldenOptions are those of a golden queue. Its clock stands still.
+// goldenOptions are the options of a golden queue. Its clock stands still.
 func goldenOptions(fs vfs.FS) *codeq.Options {
 	opts := queuetest.OnDisk(fs, &codeq.Options{Shards: 3, MemTableBytes: 256 << 10, LeaseFor: 24 * time.Hour})
 	inspect.Options(opts).Wall = func() time.Time { return queuetest.VariedNow }
@@ -52,8 +52,9 @@ func goldenOptions(fs vfs.FS) *codeq.Options {
 
 var goldenSchedule = codeq.Schedule{Name: "hourly", Every: time.Hour, Task: codeq.Task{Queue: "ticks", Payload: []byte("tick")}}
 
-// goldenQueue fills a queue with something of all that a store may have. Half of it is in
-// tables. A message stays under way, while nobody takes it: take lets the last shard go on.
+// goldenQueue fills a queue with every kind of entry that a store may have. Half of the entries are
+// in tables. A message stays under way until take is called, because the last shard is held until
+// then.
 func goldenQueue(t *testing.T, fs vfs.FS) (q *codeq.Queue, take func()) {
 	t.Helper()
 	ctx := context.Background()
@@ -138,7 +139,7 @@ func goldenQueue(t *testing.T, fs vfs.FS) (q *codeq.Queue, take func()) {
 	}
 }
 
-// golden names the archive of a queue that was closed in order, or whose process was killed.
+// golden returns the path of the archive of a closed or of a killed queue.
 func golden(how string) string {
 	return filepath.Join("testdata", fmt.Sprintf("format-%d-%s.tar.gz", manifest.OldestFormat, how))
 }
@@ -218,8 +219,8 @@ func unpack(t *testing.T, archive string) (disk *crashfs.Disk, tasks map[codeq.I
 	return disk, tasks
 }
 
-// asInJSON lets tasks be as they are when an archive is read: its times are in UTC, and it does not
-// tell empty bytes from none.
+// asInJSON changes tasks to the form that an archive gives back: times in UTC, and nil for empty
+// bytes.
 func asInJSON(tasks map[codeq.ID]*codeq.TaskInfo) map[codeq.ID]*codeq.TaskInfo {
 	for _, info := range tasks {
 		info.At = info.At.UTC()
@@ -241,7 +242,8 @@ func asInJSON(tasks map[codeq.ID]*codeq.TaskInfo) map[codeq.ID]*codeq.TaskInfo {
 	return tasks
 }
 
-// TestFormats opens golden directories: each task is where it was, and all of them can be finished.
+// TestFormats opens golden directories: each task is in its former place, and all of them can be
+// finished.
 func TestFormats(t *testing.T) {
 	t.Parallel()
 	if *writeGolden {
@@ -282,7 +284,7 @@ func TestFormats(t *testing.T) {
 	}
 }
 
-// requireOutbound makes sure that a message is under way from the first shard.
+// requireOutbound requires that a message is under way from the first shard.
 func requireOutbound(t *testing.T, disk vfs.FS) {
 	t.Helper()
 	db, err := store.OpenForReading(disk, manifest.ShardDir(disk, "queue", 0))
@@ -310,7 +312,7 @@ func requireGoldenSettings(t *testing.T, q *codeq.Queue) {
 	require.ErrorIs(t, err, codeq.ErrDuplicate)
 }
 
-// finishGolden works through all tasks of a golden queue, a day later.
+// finishGolden completes all tasks of a golden queue, a day later.
 func finishGolden(t *testing.T, disk *crashfs.Disk) {
 	t.Helper()
 	ctx := context.Background()
@@ -351,9 +353,8 @@ func finishGolden(t *testing.T, disk *crashfs.Disk) {
 	require.NoError(t, errors.Join(queuetest.CheckAll(q), queuetest.CheckMemory(q), q.Close()))
 }
 
-// TestRaiseInterrupted cuts the power at changes of files while a directory of an older
-// format is raised, with -corrupt.for at each: the next Open does what is left of it, and no task
-// is lost.
+// TestRaiseInterrupted cuts the power at changes of files while a directory of an older format is
+// raised; with -corrupt.for, at each change. The next Open finishes the work, and no task is lost.
 func TestRaiseInterrupted(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -406,7 +407,8 @@ func TestRaiseInterrupted(t *testing.T) {
 	})
 }
 
-// TestRaiseByRepair: a repair writes the current format, and says so before.
+// TestRaiseByRepair: a repair puts the current format into the manifest, and then writes in that
+// format.
 func TestRaiseByRepair(t *testing.T) {
 	disk, want := unpack(t, golden("closed"))
 	simtest.AlterStore(t, disk, func(db *pebble.DB) {
@@ -425,7 +427,7 @@ func TestRaiseByRepair(t *testing.T) {
 	require.Equal(t, asInJSON(want), asInJSON(got))
 }
 
-// ofOldFormat makes the directory of a closed node one of an older format.
+// ofOldFormat changes the directory of a closed node to an older format.
 func ofOldFormat(t *testing.T, disk vfs.FS, format int) {
 	t.Helper()
 	m, err := manifest.Read(disk, "queue")

@@ -13,7 +13,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestOpenLockedByBindMount: a queue is locked by a path that no link leads to.
+// TestOpenLockedByBindMount: a queue is also locked at the path of a bind mount, which is no link.
 func TestOpenLockedByBindMount(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()

@@ -29,7 +29,7 @@ func copyDirectory(t *testing.T, from, to string) {
 	testkit.CopyDirectory(t, from, to)
 }
 
-// leaveOpen makes the directory of a closed queue look as after the end of its process.
+// leaveOpen gives the directory of a closed queue the state that the end of its process leaves.
 func leaveOpen(t *testing.T, dir, node string) {
 	t.Helper()
 	d, err := manifest.Open(vfs.Default, dir, manifest.Want{Node: node})
@@ -38,8 +38,8 @@ func leaveOpen(t *testing.T, dir, node string) {
 	require.NoError(t, d.Close())
 }
 
-// TestCopyOfOpenQueue: files that are copied while the queue is open, or after its process
-// has died, are refused until somebody accepts them; what is renamed is not.
+// TestCopyOfOpenQueue: a copy that was made while the queue was open, or after its process had
+// died, is refused unless AcceptCopy is set. A renamed directory is not refused.
 func TestCopyOfOpenQueue(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS == "windows" {
@@ -59,7 +59,7 @@ func TestCopyOfOpenQueue(t *testing.T) {
 	require.NoError(t, q.Checkpoint(context.Background(), at("checkpoint")))
 	require.NoError(t, q.Close())
 
-	require.NoError(t, os.Truncate(filepath.Join(at("live"), manifest.LockName), 0)) // it names who has had it last
+	require.NoError(t, os.Truncate(filepath.Join(at("live"), manifest.LockName), 0)) // it names the last owner
 	before := testkit.RecursiveListing(t, root)
 	content := testkit.ReadFile(t, filepath.Join(at("live"), manifest.Name))
 	for range 2 {
@@ -94,8 +94,7 @@ func TestCopyOfOpenQueue(t *testing.T) {
 	_, err = codeq.Open(at("moved"), nil)
 	require.ErrorIs(t, err, codeq.ErrCopied)
 
-	// Into the directory in which the files were, or another root of a volume: its inode is the
-	// same.
+	// A copy in the same directory, or in another root of a volume: its inode is the same.
 	leaveOpen(t, at("renamed"), "")
 	path := filepath.Join(at("renamed"), manifest.Name)
 	open := testkit.ReadFile(t, path)
@@ -106,7 +105,7 @@ func TestCopyOfOpenQueue(t *testing.T) {
 	queuetest.RequireTasks(t, at("renamed"), &codeq.Options{AcceptCopy: true}, tasks)
 }
 
-// TestCopyOfOpenNode: the directory of a node is as that of a queue, whatever opens it.
+// TestCopyOfOpenNode: the directory of a node follows the same rules, for every verb that opens it.
 func TestCopyOfOpenNode(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS == "windows" {
@@ -128,7 +127,7 @@ func TestCopyOfOpenNode(t *testing.T) {
 		return m.Open != nil
 	}
 	refused := func(name string) {
-		testkit.WriteFile(t, filepath.Join(at(name), manifest.LockName), "") // it names who has had it last
+		testkit.WriteFile(t, filepath.Join(at(name), manifest.LockName), "") // it names the last owner
 		before := testkit.RecursiveListing(t, at(name))
 		for range 2 {
 			_, err := codeq.Open(at(name), options(false))
@@ -172,8 +171,8 @@ func TestCopyOfOpenNode(t *testing.T) {
 	requireTask("node", options(false), id)
 }
 
-// TestOpenThatFails leaves a closed queue closed, so that it may be copied to where it is looked
-// at.
+// TestOpenThatFails: a failed Open leaves a closed queue closed, so that it may still be copied to
+// another place.
 func TestOpenThatFails(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
@@ -197,8 +196,8 @@ func TestOpenThatFails(t *testing.T) {
 	require.Nil(t, m.Open)
 }
 
-// killedQueue makes a queue of two shards, whose process is killed; while it works, meanwhile is
-// called, and tasks are produced before and after that.
+// killedQueue makes a queue of two shards and kills its process. While the process works, it calls
+// meanwhile, and produces tasks before and after this call.
 func killedQueue(t *testing.T, dir string, meanwhile func()) (tasks []codeq.ID) {
 	kill, _ := child(t, "TestHelperProcessServes", serveDirEnv+"="+dir)
 	c, err := codeq.OpenLocal(t.Context(), dir)
@@ -225,8 +224,7 @@ func command(t *testing.T, name string, args ...string) {
 	require.NoError(t, err, "%s %q: %s", name, args, out)
 }
 
-// copyWithTimes makes files anew in a directory that has others, with the times of those that it
-// copies.
+// copyWithTimes creates files anew in a directory that has others, with the times of the originals.
 func copyWithTimes(t *testing.T, from, to string) {
 	require.NoError(t, filepath.WalkDir(from, func(path string, e fs.DirEntry, err error) error {
 		require.NoError(t, err)
@@ -248,8 +246,8 @@ func copyWithTimes(t *testing.T, from, to string) {
 	}))
 }
 
-// TestRestoreOverKilledQueue: a copy that was made of a queue while it worked, and is restored to
-// where the queue was, is refused, however it gets there.
+// TestRestoreOverKilledQueue: a copy that was made while the queue worked is refused when it is
+// restored to the place of the queue, in every way.
 func TestRestoreOverKilledQueue(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS != "linux" {
@@ -311,8 +309,8 @@ func TestRestoreOverKilledQueue(t *testing.T) {
 	}
 }
 
-// TestKilledQueueIsNoCopy: what is done to the files of a killed queue, other than copying them,
-// does not make it a copy.
+// TestKilledQueueIsNoCopy: no operation on the files of a killed queue, except a copy, makes the
+// queue a copy.
 func TestKilledQueueIsNoCopy(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS != "linux" {
@@ -384,8 +382,8 @@ func TestKilledQueueIsNoCopy(t *testing.T) {
 	}
 }
 
-// TestStoresOfOneOpening: a store, or the manifest, that is put back from an earlier copy of the
-// closed queue is refused; a copy of the whole is not.
+// TestStoresOfOneOpening: a store or a manifest from an earlier copy of the closed queue is
+// refused. A copy of the whole queue is not.
 func TestStoresOfOneOpening(t *testing.T) {
 	t.Parallel()
 	for _, part := range []string{"shard-001", manifest.Name} {
@@ -412,8 +410,8 @@ func TestStoresOfOneOpening(t *testing.T) {
 	}
 }
 
-// TestDirectoryIsReplaced: an open queue notices that its path leads elsewhere, at the latest when
-// it is closed, and writes nothing there. What it has acknowledged is where its directory is.
+// TestDirectoryIsReplaced: an open queue notices at the latest in Close that its path leads
+// elsewhere, and writes nothing there. Acknowledged changes are in its own directory.
 func TestDirectoryIsReplaced(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS == "windows" {
@@ -559,7 +557,8 @@ func contentOf(t *testing.T, dirs ...string) map[string]string {
 	return content
 }
 
-// TestNodeIsReplaced: a node notices it, too, and seals nothing of what is in its place.
+// TestNodeIsReplaced: a node notices this too, and seals nothing in the directory that took its
+// place.
 func TestNodeIsReplaced(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS == "windows" {
@@ -592,8 +591,8 @@ func TestNodeIsReplaced(t *testing.T) {
 	}
 }
 
-// TestSocketOfAnother: a queue whose directory was moved leaves the socket of the queue that is in
-// its place.
+// TestSocketOfAnother: when the directory of a queue was moved, Close does not remove the socket of
+// the queue that took its place.
 func TestSocketOfAnother(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS != "linux" {
@@ -628,7 +627,7 @@ func TestSocketOfAnother(t *testing.T) {
 	require.ErrorIs(t, <-secondEnded, codeq.ErrClosed)
 }
 
-// mount mounts a file system until the test ends; only root may do that.
+// mount mounts a file system until the test ends. Only root may do that.
 func mount(t *testing.T, target string, args ...string) {
 	t.Helper()
 	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
@@ -673,8 +672,8 @@ func TestOverlayIsNoCopy(t *testing.T) {
 	queuetest.RequireTasks(t, at("merged/other"), nil, tasks)
 }
 
-// TestBindMount: a queue has one owner, whichever of its paths is used, and something that is
-// mounted over it is another directory.
+// TestBindMount: a queue has one owner for all of its paths, and a mount over it is another
+// directory.
 func TestBindMount(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()

@@ -24,7 +24,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// transferred exports the queue "q" of a disk and imports it as "new", which gets so many shards.
+// transferred exports the queue "q" of a disk and imports it as "new" with that number of shards.
 func transferred(t *testing.T, disk *crashfs.Disk, shards int) (export string) {
 	t.Helper()
 	var lines bytes.Buffer
@@ -36,10 +36,10 @@ func transferred(t *testing.T, disk *crashfs.Disk, shards int) (export string) {
 	return export
 }
 
-// TestTransferUnderWay exports a queue of four shards as it is after a crash, at work on tasks that
-// wait for each other: with messages between shards that are not taken, leases in force, children
-// that are being told, and results that are kept. What becomes of it with another number of shards
-// is what becomes of the queue itself.
+// TestTransferUnderWay exports a queue of four shards as it is after a crash, with tasks that wait
+// for each other: with messages between shards that are not taken, leases in force, children that
+// are being told, and results that are kept. With another number of shards its tasks end as those
+// of the queue itself do.
 func TestTransferUnderWay(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -52,7 +52,7 @@ func TestTransferUnderWay(t *testing.T) {
 		work(t, q, rng)
 		require.NoError(t, q.Close())
 
-		// 24 images at least, and more until each part of an export was in one of them.
+		// At least 24 images, and more until each part of an export was in one of them.
 		unseen := []string{`{"Header":`, `{"Settings":`, `{"Schedule":`, `{"Totals":`, `{"Task":`, `{"Dependent":`, `{"Pin":`, `{"Message":`, `"Lease":`, `"Siblings":`}
 		for n, i := range rng.Perm(len(im.Images)) {
 			if n >= 24 && len(unseen) == 0 {
@@ -118,7 +118,7 @@ func work(t *testing.T, q *codeq.Queue, rng *rand.Rand) {
 	}
 }
 
-// endsOf lets a queue go on until everything has ended, and returns what has become of each task.
+// endsOf runs a queue until everything has ended, and returns the outcome of each task.
 func endsOf(t *testing.T, disk *crashfs.Disk, dir string, shards int) (ended []string) {
 	report, err := codeq.Verify(dir, queuetest.OnDisk(disk, &codeq.VerifyOptions{AcceptCopy: true}))
 	require.NoError(t, err)
@@ -144,8 +144,8 @@ func endsOf(t *testing.T, disk *crashfs.Disk, dir string, shards int) (ended []s
 	return ended
 }
 
-// TestTransferKeys: keys that outlive their tasks are taken behind an import as well, whichever
-// shard they belong to, and by nobody who is known.
+// TestTransferKeys: idempotency keys that outlive their tasks stay taken after an import, in any
+// shard. The tasks that held them are no longer known.
 func TestTransferKeys(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -181,8 +181,8 @@ func TestTransferKeys(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// TestTransferClocks: a shard that was at work while the wall clock was years ahead ends no periods
-// of the others in the new directory, and its own ones last as long as they were given.
+// TestTransferClocks: a shard worked while the wall clock was years ahead. In the new directory it
+// ends no periods of other shards, and its own periods keep their length.
 func TestTransferClocks(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -233,9 +233,9 @@ func TestTransferClocks(t *testing.T) {
 	})
 }
 
-// TestTransferRate: a rate goes on behind an import from the last task that it has let pass, and a
-// queue that has used its rate never has its burst, whichever shard has the tasks. A clock that was
-// ahead holds nothing longer than the rate does.
+// TestTransferRate: after an import a rate goes on from its last task, and a queue that has used
+// its rate never gets its burst, in any shard. A clock that was ahead delays nothing longer than
+// the rate does.
 func TestTransferRate(t *testing.T) {
 	t.Parallel()
 	for _, ahead := range []time.Duration{0, 13 * 365 * 24 * time.Hour} {

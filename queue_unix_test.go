@@ -22,7 +22,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestOpenRefusesFIFO: no verb waits for the other end of a FIFO, be it the path, the manifest or
+// TestOpenRefusesFIFO: no verb waits for the other end of a FIFO, as the path, the manifest or
 // LOCK.
 func TestOpenRefusesFIFO(t *testing.T) {
 	t.Parallel()
@@ -69,9 +69,8 @@ func TestOpenRefusesFIFO(t *testing.T) {
 	refused(dir, nil)
 }
 
-// TestOpenWhateverUmask: directories can be entered and files read by their owner, and by nobody
-// else.
-func TestOpenWhateverUmask(t *testing.T) { // not parallel: the umask is of the process
+// TestOpenWhateverUmask: with any umask, only the owner can enter directories and read files.
+func TestOpenWhateverUmask(t *testing.T) { // not parallel: a umask is for the whole process
 	root := t.TempDir()
 	dir := filepath.Join(root, "a", "b", "queue")
 	defer syscall.Umask(syscall.Umask(0o777))
@@ -85,7 +84,7 @@ func TestOpenWhateverUmask(t *testing.T) { // not parallel: the umask is of the 
 	requirePrivate(t, filepath.Join(root, "copy"))
 }
 
-// TestOpenAsRoot: what root makes in the queue of another user belongs to that user.
+// TestOpenAsRoot: files that root creates in the queue of another user belong to that user.
 func TestOpenAsRoot(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -133,8 +132,8 @@ func TestOpenAsRoot(t *testing.T) {
 	require.Zero(t, info.Sys().(*syscall.Stat_t).Uid, "a queue of root's is root's, wherever it is")
 }
 
-// TestLocalConnections: of ten thousand connections some are let in, and the others are told why
-// they are not. The process goes on meanwhile, and serves others when they have gone.
+// TestLocalConnections: of ten thousand connections some are accepted, and the others get the
+// reason why not. The process goes on meanwhile, and accepts new connections when those have ended.
 func TestLocalConnections(t *testing.T) {
 	var limit syscall.Rlimit
 	require.NoError(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
@@ -181,9 +180,9 @@ func TestLocalConnections(t *testing.T) {
 	require.NoError(t, stop())
 }
 
-// Files of a queue that was not closed, copied one after the other, are refused: they may be of
-// different moments. Who knows that nobody wrote them meanwhile, as the process had died, accepts
-// them.
+// Open refuses files of a queue that was not closed if they were copied one after the other: they
+// may be of different moments. AcceptCopy is for an application that knows that the files did not
+// change meanwhile, because the process had died.
 func ExampleErrCopied() {
 	root, err := os.MkdirTemp("", "")
 	check(err)
