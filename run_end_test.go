@@ -19,8 +19,8 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestGraceLetsHandlersEnd: when ctx ends nothing more is claimed, and what
-// runs is completed.
+// TestGraceLetsHandlersEnd: when ctx ends, Run claims nothing more, and completes the tasks of
+// running handlers.
 func TestGraceLetsHandlersEnd(t *testing.T) {
 	for _, shards := range []int{1, 3} {
 		synctest.Test(t, func(t *testing.T) {
@@ -42,8 +42,7 @@ func TestGraceLetsHandlersEnd(t *testing.T) {
 	}
 }
 
-// TestGraceCountsFailures: an attempt that fails by itself while Run waits
-// fails as ever.
+// TestGraceCountsFailures: an attempt that fails while Run waits for its handlers counts as ever.
 func TestGraceCountsFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{})
@@ -63,8 +62,8 @@ func TestGraceCountsFailures(t *testing.T) {
 	})
 }
 
-// TestGraceEnds: after the grace period handlers are cancelled, and their
-// tasks are given back as if they had never been claimed.
+// TestGraceEnds: after the grace period Run cancels the handlers, and gives their tasks back as if
+// they had never been claimed.
 func TestGraceEnds(t *testing.T) {
 	enough := errors.New("enough")
 	for _, tc := range []struct{ grace, took time.Duration }{
@@ -79,7 +78,7 @@ func TestGraceEnds(t *testing.T) {
 					var causes []error
 					codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
 						if j.Attempt == 1 {
-							return errors.New("boom") // the attempts of a task are not forgotten
+							return errors.New("boom") // the earlier attempts of a task still count
 						}
 						<-ctx.Done()
 						mu.Lock()
@@ -126,9 +125,8 @@ func TestGraceEnds(t *testing.T) {
 	}
 }
 
-// TestHandlersRunning: Run does not wait for ever for handlers that ignore
-// their context. Their tasks are given back, and what they return later is of
-// no consequence.
+// TestHandlersRunning: Run does not wait for ever for handlers that ignore their context. Their
+// tasks are given back, and their later results have no effect.
 func TestHandlersRunning(t *testing.T) {
 	for _, tc := range []struct{ grace, took time.Duration }{
 		{0, 20 * time.Second}, {time.Millisecond, time.Second + time.Millisecond}, {-1, time.Second},
@@ -171,7 +169,7 @@ func TestHandlersRunning(t *testing.T) {
 	}
 }
 
-// TestCloseDuringRun: Close ends Run as the end of its context does.
+// TestCloseDuringRun: Close ends Run as the end of ctx does.
 func TestCloseDuringRun(t *testing.T) {
 	for _, shards := range []int{1, 3} {
 		synctest.Test(t, func(t *testing.T) {
@@ -211,7 +209,7 @@ func TestCloseDuringRun(t *testing.T) {
 	}
 }
 
-// TestRunWithEndedContext: Run does nothing and returns nil.
+// TestRunWithEndedContext: with an ended ctx, Run does nothing and returns nil.
 func TestRunWithEndedContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{Shards: 3})
@@ -225,9 +223,8 @@ func TestRunWithEndedContext(t *testing.T) {
 	})
 }
 
-// TestRunOnFailedShard: when a shard fails, Run ends with its error, handlers
-// with tasks of other shards end in peace, and those of the failed shard are
-// told.
+// TestRunOnFailedShard: when a shard fails, Run ends with its error. The contexts of handlers with
+// its tasks end, and handlers with tasks of other shards end undisturbed.
 func TestRunOnFailedShard(t *testing.T) {
 	for _, concurrency := range []int{6, 7} { // with and without claims that wait
 		t.Run(fmt.Sprint(concurrency), func(t *testing.T) {
@@ -306,8 +303,8 @@ func TestRunWaitsForCommits(t *testing.T) {
 	})
 }
 
-// TestStuckShardDelaysNoCancel: at the end of the grace period all handlers are
-// cancelled, even if a shard takes its time to have a task back.
+// TestStuckShardDelaysNoCancel: at the end of the grace period all handlers are cancelled, even if
+// a shard is slow to take a task back.
 func TestStuckShardDelaysNoCancel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{Shards: 2})

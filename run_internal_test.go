@@ -55,8 +55,8 @@ func infoOf(t *testing.T, q *Queue, id ID) *TaskInfo {
 	return i
 }
 
-// TestClaimedButNotStarted: tasks that no worker has begun when Run is to end are given back
-// uncounted and in their places, and so is one whose handler ends with its context.
+// TestClaimedButNotStarted: when Run ends, it gives back the tasks that no worker has begun,
+// uncounted and in their places. It does the same with a task if the handler ends with its context.
 func TestClaimedButNotStarted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := openForRun(t, Options{})
@@ -80,8 +80,8 @@ func TestClaimedButNotStarted(t *testing.T) {
 	})
 }
 
-// TestStoppedWorker: a task that a worker takes at the moment in which Run
-// cancels its handlers is given back without being handled.
+// TestStoppedWorker: a worker takes a task at the moment when Run cancels the handlers. It gives
+// the task back without a call of its handler.
 func TestStoppedWorker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := openForRun(t, Options{})
@@ -106,14 +106,14 @@ func TestStoppedWorker(t *testing.T) {
 	})
 }
 
-// TestTaskContextIsSmall: thousands of tasks are at work at once, each with a taskContext of its
-// own. It fits into 384 bytes, a size of Go's allocator; the next one is 416.
+// TestTaskContextIsSmall: thousands of tasks are at work at once, and each has a taskContext. This
+// fits into 384 bytes, a size of Go's allocator; the next size is 416.
 func TestTaskContextIsSmall(t *testing.T) {
 	require.LessOrEqual(t, unsafe.Sizeof(taskContext{}), uintptr(384))
 }
 
-// TestInheritTrace: the trace context of a task passes to another one as a whole, unless that has
-// one, or no room.
+// TestInheritTrace: the trace context of a task passes to another task as a whole, unless the other
+// task has one already, or has no room.
 func TestInheritTrace(t *testing.T) {
 	type header = map[string]string
 	from := header{"traceparent": "p", "tracestate": "s", "other": "o"}
@@ -160,7 +160,7 @@ func TestCancelBeforeHandler(t *testing.T) {
 	})
 }
 
-// TestCancelToldToItsRun: of several calls of Run, the one that has the task learns of its cancel.
+// TestCancelToldToItsRun: of several calls of Run, only the one with the task gets its cancel.
 func TestCancelToldToItsRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := openForRun(t, Options{Shards: 2})
@@ -192,7 +192,7 @@ func TestCancelToldToItsRun(t *testing.T) {
 	})
 }
 
-// TestBulkSender: elements arrive in their order, in bulks of the size, and no faster than the
+// TestBulkSender: elements arrive in order, in bulks of the given size, and no faster than the
 // rate.
 func TestBulkSender(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -218,9 +218,9 @@ func TestBulkSender(t *testing.T) {
 	})
 }
 
-// TestBulkSenderWaits: the wait for the rate ends with its context, and not before, also if the
-// next turn is later; and at once when the queue closes. What has not waited until its turn takes
-// none.
+// TestBulkSenderWaits: the wait for the rate ends with its context, and not earlier, even if the
+// next turn is later. It ends at once when the queue closes. A call that gives up before its turn
+// uses up no turn.
 func TestBulkSenderWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		closed := make(chan struct{})
@@ -242,8 +242,8 @@ func TestBulkSenderWaits(t *testing.T) {
 	})
 }
 
-// TestPlaceOfCanceledHandler: an end of its lease that says that the handler goes on comes after
-// the cancel of the task, and does not free its place.
+// TestPlaceOfCanceledHandler: the task of a running handler is canceled, and then its lease ends
+// with the report that the handler goes on. The place of the handler does not become free.
 func TestPlaceOfCanceledHandler(t *testing.T) {
 	t.Parallel()
 	for _, how := range []engine.Failure{engine.FailOverdue, engine.FailReturn | engine.StillRuns} {
@@ -269,7 +269,7 @@ func TestPlaceOfCanceledHandler(t *testing.T) {
 	}
 }
 
-// TestUnknownCallsAboutWorkers: a node refuses calls about workers that it does not know.
+// TestUnknownCallsAboutWorkers: a node refuses unknown calls about workers.
 func TestUnknownCallsAboutWorkers(t *testing.T) {
 	ownCluster(t, func(t *testing.T, q *Queue) {
 		ctx, stop := context.WithCancel(t.Context())

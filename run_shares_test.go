@@ -20,8 +20,8 @@ import (
 	"codeq/test/queuetest"
 )
 
-// orderOfRun produces tasks in the queues a, b and c and returns the order in
-// which a Run with one worker takes them.
+// orderOfRun produces tasks in the queues a, b and c, and returns the order in which a Run with one
+// worker takes them.
 func orderOfRun(t *testing.T, each int, opts codeq.RunOptions) (order []string) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{})
@@ -51,8 +51,8 @@ func occurrences(order []string, name string) (n int) {
 	return n
 }
 
-// TestShareOfQueues: several queues are worked on equally, in strict order, or
-// in proportion to weights. The bounds are six standard deviations wide.
+// TestShareOfQueues: Run works on several queues equally, in strict order, or in proportion to
+// weights. The bounds are six standard deviations wide.
 func TestShareOfQueues(t *testing.T) {
 	t.Run("equal by default", func(t *testing.T) {
 		order := orderOfRun(t, 400, codeq.RunOptions{})
@@ -87,8 +87,9 @@ func TestShareOfQueues(t *testing.T) {
 	})
 }
 
-// TestSharesOverShards: the shares of queues are those of their weights, however their tasks lie in
-// the shards, also while another one is paused. The bounds are six standard deviations wide.
+// TestSharesOverShards: the shares of queues follow their weights, for any distribution of the
+// tasks over the shards, also while another queue is paused. The bounds are six standard deviations
+// wide.
 func TestSharesOverShards(t *testing.T) {
 	for _, more := range []int{0, 20, 1000} { // with them, the list is a long one
 		t.Run(fmt.Sprint(more, " more queues"), func(t *testing.T) {
@@ -119,7 +120,7 @@ func TestSharesOverShards(t *testing.T) {
 }
 
 // TestSharesOfLongRun: a Run of many queues, few of them with tasks, works on these in proportion
-// to their weights, however their tasks lie in the shards.
+// to their weights, for any distribution of the tasks over the shards.
 func TestSharesOfLongRun(t *testing.T) {
 	t.Parallel()
 	for _, queues := range []int{10, 1000} {
@@ -155,8 +156,9 @@ func TestSharesOfLongRun(t *testing.T) {
 	}
 }
 
-// TestSharesBehindLimits: claims get the places that are free by the weights of the queues, however
-// their tasks lie in the shards, if the limits of both keep claims from them now and then.
+// TestSharesBehindLimits: claims get the free places by the weights of the queues, for any
+// distribution of the tasks over the shards, even if the limits of both queues stop claims now and
+// then.
 func TestSharesBehindLimits(t *testing.T) {
 	for _, more := range []int{0, 20} { // with them, the list is a long one
 		t.Run(fmt.Sprint(more, " more queues"), func(t *testing.T) {
@@ -201,8 +203,7 @@ func TestSharesBehindLimits(t *testing.T) {
 	}
 }
 
-// TestStrictOrderHolds: a task of an earlier queue overtakes those of a later
-// one that wait already.
+// TestStrictOrderHolds: a task of an earlier queue overtakes waiting tasks of a later one.
 func TestStrictOrderHolds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{})
@@ -228,7 +229,7 @@ func TestStrictOrderHolds(t *testing.T) {
 	})
 }
 
-// TestConcurrency: as many handlers run at a time as are allowed, and no more.
+// TestConcurrency: as many handlers run at a time as Concurrency allows, and no more.
 func TestConcurrency(t *testing.T) {
 	t.Parallel()
 	for _, shards := range []int{1, 3} {
@@ -323,8 +324,8 @@ func TestTwoRuns(t *testing.T) {
 	}
 }
 
-// TestManyWorkers: a Run of very many workers costs no more than its tasks need, and obeys its
-// context and Close from the beginning.
+// TestManyWorkers: a Run of very many workers costs no more than its tasks need, and obeys ctx and
+// Close from the beginning.
 func TestManyWorkers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{})

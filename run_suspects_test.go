@@ -153,7 +153,7 @@ func (m *suspectMix) left(disk *crashfs.Disk, dir string) map[string]*codeq.Task
 	return m.tasks(q)
 }
 
-// pays compares the tasks after Open with those that the process before has left.
+// pays compares the tasks after Open with the tasks that the previous process left.
 func (m *suspectMix) pays(before, after map[string]*codeq.TaskInfo, killed bool) {
 	suspects := 0
 	for _, b := range before {
@@ -256,7 +256,7 @@ func (m *suspectMix) work(q *codeq.Queue, die func()) (end func()) {
 	}
 }
 
-// live is the life of a process. It returns how it has ended: "" means that nothing is left to do.
+// live runs one process and returns how it has ended: "" means that nothing is left to do.
 func (m *suspectMix) live(q *codeq.Queue) string {
 	died := make(chan struct{}, 100)
 	end := m.work(q, func() { died <- struct{}{} })
@@ -353,7 +353,7 @@ func (m *suspectMix) goesOn(q *codeq.Queue) bool {
 	return false
 }
 
-// isPoison makes sure that a task has killed the process as often as it may.
+// isPoison requires that a task has killed the process as often as it may.
 func (m *suspectMix) isPoison(name string, info *codeq.TaskInfo) {
 	_, poison := m.poison[name]
 	if !poison || info.State != codeq.Dead || info.LastError != "the process died" || info.Attempts != info.MaxAttempts && info.Crashes != 10*info.MaxAttempts {
@@ -361,7 +361,7 @@ func (m *suspectMix) isPoison(name string, info *codeq.TaskInfo) {
 	}
 }
 
-// meddle does something to a task or a queue.
+// meddle makes a change to a task or a queue.
 func (m *suspectMix) meddle(q *codeq.Queue) {
 	all := m.tasks(q)
 	var names []string
@@ -408,8 +408,8 @@ func (m *suspectMix) meddle(q *codeq.Queue) {
 }
 
 // TestSuspectsMix: among all kinds of tasks, queues and processes, a crash has the price that the
-// rule says, tasks that kill their process are dead after MaxAttempts and some starts more, and no
-// other task is.
+// rule says. Tasks that kill their process are dead after MaxAttempts and some more starts, and no
+// other task is dead.
 func TestSuspectsMix(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -445,7 +445,7 @@ func TestSuspectsMix(t *testing.T) {
 						require.Equal(t, codeq.Canceled, info.State, name)
 					case poison:
 						m.isPoison(name, info)
-					case m.fast && info.State == codeq.Dead: // SuspectFor is to be longer than it takes to kill the process
+					case m.fast && info.State == codeq.Dead: // SuspectFor must be longer than the time to kill the process
 					default:
 						require.Equal(t, codeq.Done, info.State, "%s: %+v\n%s", name, info, strings.Join(m.said, "\n"))
 					}
@@ -461,8 +461,8 @@ func TestSuspectsMix(t *testing.T) {
 	require.LessOrEqual(t, kills, most)
 }
 
-// abandonedRun opens the queue on disk, lets Run start its tasks, and returns
-// the disk as the end of the process at that moment leaves it.
+// abandonedRun opens the queue on disk, starts its tasks by Run, and returns the disk as it is when
+// the process ends at that moment.
 func abandonedRun(t *testing.T, disk *crashfs.Disk, shards int) (*crashfs.Disk, []handlerCall) {
 	t.Helper()
 	var crashed *crashfs.Disk
@@ -484,8 +484,8 @@ func abandonedRun(t *testing.T, disk *crashfs.Disk, shards int) (*crashfs.Disk, 
 	return crashed, calls.all()
 }
 
-// TestAbandonedRun: the leases of a Run whose process is no more are over at
-// the next Open, one after the other, and no attempt has counted.
+// TestAbandonedRun: if the process of a Run is gone, its leases end at the next Open, one after the
+// other, and no attempt counts.
 func TestAbandonedRun(t *testing.T) {
 	for _, shards := range []int{1, 3} {
 		disk := crashfs.New()
@@ -494,7 +494,7 @@ func TestAbandonedRun(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			q := queuetest.OpenForRun(t, opts)
 			ids = queuetest.Produce(t, q, slices.Repeat([]codeq.Task{{Queue: "a"}}, 5)...)
-			// A lease of Claim survives its process, and is there to tell the difference.
+			// A lease of Claim survives its process, for comparison.
 			id := queuetest.Produce(t, q, codeq.Task{Queue: "claimed"})[0]
 			l, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"claimed"}, LeaseFor: 24 * time.Hour})
 			require.NoError(t, err)
@@ -523,8 +523,7 @@ func TestAbandonedRun(t *testing.T) {
 	}
 }
 
-// TestPoisonTask: a task that ends the process whenever it is handled becomes
-// a dead letter.
+// TestPoisonTask: a task that ends the process each time that it is handled becomes a dead letter.
 func TestPoisonTask(t *testing.T) {
 	const maxAttempts = 4
 	disk := crashfs.New()
@@ -553,8 +552,8 @@ func TestPoisonTask(t *testing.T) {
 	})
 }
 
-// TestCrashIsTold: what was at work in a crash is told by the tasks, the process and the log, once,
-// though a tool has had the queue open meanwhile.
+// TestCrashIsTold: the tasks, the process and the log report once which tasks were at work in a
+// crash, even if a tool has opened the queue in between.
 func TestCrashIsTold(t *testing.T) {
 	disk := crashfs.New()
 	var ids []codeq.ID
@@ -597,8 +596,8 @@ func TestCrashIsTold(t *testing.T) {
 	}
 }
 
-// TestNoCrash: neither Close nor a copy of whatever kind, made while tasks are at work, counts an
-// attempt of theirs, unless its Timeout had passed, or makes suspects, or is told as a crash.
+// TestNoCrash: Close or a copy of any kind, made while tasks are at work, makes no suspects and is
+// not reported as a crash. It counts an attempt only if the Timeout of the task had passed.
 func TestNoCrash(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -643,7 +642,7 @@ func TestNoCrash(t *testing.T) {
 	})
 }
 
-// moved exports a queue, and imports it into another directory, with so many shards.
+// moved exports a queue, and imports it into another directory with that number of shards.
 func moved(t *testing.T, disk *crashfs.Disk, from, to string, shards int) {
 	t.Helper()
 	var lines bytes.Buffer
@@ -653,9 +652,9 @@ func moved(t *testing.T, disk *crashfs.Disk, from, to string, shards int) {
 	require.NoError(t, err)
 }
 
-// TestCopyOfSuspect: a suspect that is alone at work pays with an attempt if the process dies, also
-// if what is left is exported first, or copied by a tool. In a copy of the living queue it stays a
-// suspect, and pays nothing.
+// TestCopyOfSuspect: if a suspect is alone at work and the process dies, the suspect loses an
+// attempt, even if the queue is exported first or a tool copies it. In a copy of the living queue
+// the task stays a suspect, and loses nothing.
 func TestCopyOfSuspect(t *testing.T) {
 	t.Parallel()
 	disk := crashfs.New()
@@ -706,8 +705,8 @@ func TestCopyOfSuspect(t *testing.T) {
 	})
 }
 
-// TestSuspectsStartBesideOthers: suspects that are at work hold up other suspects, for SuspectFor,
-// and no other task.
+// TestSuspectsStartBesideOthers: suspects at work delay other suspects, for SuspectFor, and no
+// other tasks.
 func TestSuspectsStartBesideOthers(t *testing.T) {
 	disk := crashfs.New()
 	synctest.Test(t, func(t *testing.T) {
@@ -742,8 +741,8 @@ func TestSuspectsStartBesideOthers(t *testing.T) {
 	})
 }
 
-// TestSuspectsStartBesideBacklog: each suspect starts in bounded time while there is always more
-// work than workers in other shards, and in other queues of the same weight.
+// TestSuspectsStartBesideBacklog: each suspect starts in bounded time, although other shards and
+// other queues of the same weight always have more work than there are workers.
 func TestSuspectsStartBesideBacklog(t *testing.T) {
 	disk := crashfs.New()
 	const suspects = 8

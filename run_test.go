@@ -23,7 +23,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// handlerCall is what a handler has seen.
+// handlerCall is one call of a handler.
 type handlerCall struct {
 	after     time.Duration // since the recorder was made
 	id        codeq.ID
@@ -32,7 +32,7 @@ type handlerCall struct {
 	lastError string
 }
 
-// callRecorder keeps what handlers have seen, in order.
+// callRecorder keeps the calls of handlers, in order.
 type callRecorder struct {
 	start time.Time
 	mu    sync.Mutex // guards calls
@@ -62,7 +62,7 @@ type activeRun struct {
 	Took   time.Duration // from the end of its context, or of waiting for it, until Run returned
 
 	mu      sync.Mutex // guards reports
-	reports []error    // what OnError was told
+	reports []error    // the reports to OnError
 }
 
 // startRun calls Run until the test's bubble ends.
@@ -85,7 +85,7 @@ func startRun(t *testing.T, q *codeq.Queue, m *codeq.Mux, opts codeq.RunOptions)
 
 var errBubbleOver = errors.New("the test is over")
 
-// End ends the context of Run and returns what Run returns.
+// End ends the context of Run and returns its result.
 func (r *activeRun) End(cause error) error {
 	r.Cancel(cause)
 	return r.Wait()
@@ -110,7 +110,7 @@ func untilCancelled(ctx context.Context, _ *codeq.Job[[]byte]) error {
 	return ctx.Err()
 }
 
-// TestVerdicts: what a handler returns decides what becomes of its task.
+// TestVerdicts: the return value of a handler decides the outcome of its task.
 func TestVerdicts(t *testing.T) {
 	boom := errors.New("boom")
 	const never = -1
@@ -205,7 +205,7 @@ func TestBackoffOfRun(t *testing.T) {
 	})
 }
 
-// TestPanic: a panic is an error that counts, and says where it came from.
+// TestPanic: a panic is an error that counts, and names its place.
 func TestPanic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{Retention: time.Hour})
@@ -256,7 +256,7 @@ func TestPanic(t *testing.T) {
 //go:noinline
 func panicOfTest(v any) { panic(v) }
 
-// TestGoexit: a handler that ends its goroutine has failed, and costs no worker.
+// TestGoexit: a handler that ends its goroutine has failed, and no worker is lost.
 func TestGoexit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{Retention: time.Hour})
@@ -283,8 +283,8 @@ func TestGoexit(t *testing.T) {
 	})
 }
 
-// TestOutOfAttempts: whatever way an attempt fails, if it counts and was the
-// last, the task becomes a dead letter.
+// TestOutOfAttempts: a task becomes a dead letter when its last attempt fails in any way that
+// counts.
 func TestOutOfAttempts(t *testing.T) {
 	boom := errors.New("boom")
 	for name, fail := range map[string]func() error{
@@ -324,7 +324,7 @@ func TestOutOfAttempts(t *testing.T) {
 	}
 }
 
-// TestPayloads: Args is the payload, decoded unless it is asked for as bytes.
+// TestPayloads: Args is the decoded payload, or the payload itself if its type is bytes.
 func TestPayloads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{})
@@ -407,8 +407,8 @@ func TestFollowUpIsHandled(t *testing.T) {
 	}
 }
 
-// TestOutputBeyondLimits: a task whose handler wants to have stored what can
-// never be is a dead letter, and nothing of it is stored.
+// TestOutputBeyondLimits: a task becomes a dead letter if the output of its handler can never be
+// stored, and no part of the output is stored.
 func TestOutputBeyondLimits(t *testing.T) {
 	follow := func(n int, payload string) (tasks []codeq.Task) {
 		for range n {
@@ -455,8 +455,8 @@ func TestOutputBeyondLimits(t *testing.T) {
 	}
 }
 
-// TestRefusedFollowUp: output that is refused since a parent is gone is a failed attempt, whose
-// error is that of Complete.
+// TestRefusedFollowUp: output that is refused because a parent is gone makes the attempt fail, with
+// the error of Complete.
 func TestRefusedFollowUp(t *testing.T) {
 	for _, shards := range []int{1, 3} {
 		synctest.Test(t, func(t *testing.T) {
@@ -486,8 +486,8 @@ func TestRefusedFollowUp(t *testing.T) {
 	}
 }
 
-// TestHeartbeat: handlers that run for many lengths of a lease keep their
-// tasks, and nothing is written for it.
+// TestHeartbeat: handlers that run for many lengths of a lease keep their tasks, without any
+// writes.
 func TestHeartbeat(t *testing.T) {
 	t.Parallel()
 	for _, shards := range []int{1, 3} {
@@ -527,8 +527,7 @@ func TestHeartbeat(t *testing.T) {
 	}
 }
 
-// TestHeartbeatOfStaggeredTasks: leases last whenever between two
-// renewals they begin.
+// TestHeartbeatOfStaggeredTasks: leases last, at whichever moment between two renewals they begin.
 func TestHeartbeatOfStaggeredTasks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{})
@@ -548,8 +547,8 @@ func TestHeartbeatOfStaggeredTasks(t *testing.T) {
 	})
 }
 
-// TestLeaseLostToHandler: a handler whose lease is lost is told by its
-// context, and what it returns is of no consequence.
+// TestLeaseLostToHandler: when a handler loses its lease, its context ends, and its later result
+// has no effect.
 func TestLeaseLostToHandler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{Retention: time.Hour})
@@ -588,8 +587,8 @@ func TestLeaseLostToHandler(t *testing.T) {
 	})
 }
 
-// TestLeaseLostAtTheEnd: the outcome of a handler that ends before it is told of the
-// loss of its lease is refused, whatever it is.
+// TestLeaseLostAtTheEnd: a handler ends after the loss of its lease, but before its context says
+// so. Its outcome of any kind is refused.
 func TestLeaseLostAtTheEnd(t *testing.T) {
 	boom := errors.New("boom")
 	for name, verdict := range map[string]error{"completed": nil, "failed": boom, "snoozed": codeq.Snooze(time.Hour)} {
@@ -625,7 +624,7 @@ func TestLeaseLostAtTheEnd(t *testing.T) {
 	}
 }
 
-// TestTimeout: a handler has no longer than its task's Timeout.
+// TestTimeout: a handler has no more time than the Timeout of its task.
 func TestTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{Retention: codeq.Forever})
@@ -670,7 +669,7 @@ func TestTimeout(t *testing.T) {
 	})
 }
 
-// TestRunKeepsOptions: the caller's options are not written to.
+// TestRunKeepsOptions: Run does not write to the options of its caller.
 func TestRunKeepsOptions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{})
@@ -688,7 +687,7 @@ func TestRunKeepsOptions(t *testing.T) {
 	})
 }
 
-// TestValuesReachHandlers: handlers see the values of Run's ctx, and not its end.
+// TestValuesReachHandlers: handlers see the values of Run's ctx, but not its end.
 func TestValuesReachHandlers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{})
@@ -761,7 +760,7 @@ func TestOutputOfHandler(t *testing.T) {
 	})
 }
 
-// TestRefusedRuns: Run refuses what it cannot do before it begins.
+// TestRefusedRuns: Run refuses impossible options before it begins.
 func TestRefusedRuns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{})
@@ -813,7 +812,7 @@ func (errorThatPanics) Error() string { return "panics" }
 func (errorThatPanics) Is(error) bool { panic("Is") }
 func (errorThatPanics) Unwrap() error { panic("Unwrap") }
 
-// TestVerdictOf: what an error means, as a middleware sees it, is what Run makes of it.
+// TestVerdictOf: in a middleware, VerdictOf returns the verdict that Run gives an error.
 func TestVerdictOf(t *testing.T) {
 	boom := errors.New("boom")
 	lost := fmt.Errorf("%w: 1", codeq.ErrLeaseLost)
@@ -841,7 +840,7 @@ func TestVerdictOf(t *testing.T) {
 		require.Equal(t, c.want, codeq.VerdictOf(c.err), "%v", c.err)
 	}
 
-	// Of a task that is canceled while its handler runs.
+	// The verdict for a task that is canceled while its handler runs.
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{})
 		seen := make(chan [2]codeq.Verdict, 1)

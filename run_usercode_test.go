@@ -19,8 +19,8 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestOnErrorEnds: an OnError that panics, or ends its goroutine, keeps no attempt from being
-// stored, and no worker from working.
+// TestOnErrorEnds: if OnError panics, or ends its goroutine, the attempt is still stored, and the
+// worker goes on.
 func TestOnErrorEnds(t *testing.T) {
 	for name, end := range map[string]func(){"panic": func() { panic("OnError") }, "Goexit": runtime.Goexit} {
 		t.Run(name, func(t *testing.T) {
@@ -82,8 +82,8 @@ func (e endingError) Unwrap() error        { e.end("Unwrap"); return nil }
 func (e endingError) Is(target error) bool { e.end("Is"); return false }
 func (e endingError) As(any) bool          { e.end("As"); return false }
 
-// TestErrorsThatEnd: an error of a handler whose method ends the goroutine fails the attempt, and
-// costs no worker.
+// TestErrorsThatEnd: if a method of a handler's error ends the goroutine, the attempt fails, and no
+// worker is lost.
 func TestErrorsThatEnd(t *testing.T) {
 	for _, in := range []string{"Error", "Unwrap", "Is", "As"} {
 		for name, wrap := range map[string]func(error) error{
@@ -156,8 +156,8 @@ func TestHandlersThatEnd(t *testing.T) {
 	}
 }
 
-// TestConfigureWithinItself: it would wait for its own end; or, of another queue, perhaps for who
-// waits for it.
+// TestConfigureWithinItself: a call within the function of Configure is refused: it would wait for
+// its own end or, on another queue, perhaps for a call that waits for this one.
 func TestConfigureWithinItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q, other := queuetest.OpenForRun(t, codeq.Options{}), queuetest.OpenForRun(t, codeq.Options{})
@@ -180,8 +180,8 @@ func TestConfigureWithinItself(t *testing.T) {
 	})
 }
 
-// TestErrorsThatPanic: whatever error a handler returns, its attempt has failed as the handler
-// says, and Run goes on.
+// TestErrorsThatPanic: for any error of a handler, the attempt fails as the handler says, and Run
+// goes on.
 func TestErrorsThatPanic(t *testing.T) {
 	var null *testkit.MyErr
 	for name, tc := range map[string]struct {
@@ -233,7 +233,7 @@ func TestErrorsThatPanic(t *testing.T) {
 	}
 }
 
-// TestCausesThatPanic: the same for the verbs.
+// TestCausesThatPanic: verbs accept any cause in the same way.
 func TestCausesThatPanic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{})
@@ -252,8 +252,8 @@ func TestCausesThatPanic(t *testing.T) {
 	})
 }
 
-// TestCallersFunctionsEnd: a function that a caller hands in panics, or ends the goroutine, in the
-// caller's call; nothing is left of that call, and all that follow work.
+// TestCallersFunctionsEnd: if a function of a caller panics, or ends the goroutine, this happens in
+// the call of that caller. Nothing is left of that call, and all later calls work.
 func TestCallersFunctionsEnd(t *testing.T) {
 	t.Parallel()
 	for name, call := range map[string]func(q *codeq.Queue, end func()){

@@ -59,14 +59,14 @@ func TestScheduleProduces(t *testing.T) {
 	}
 }
 
-// TestScheduleOverCrashes: whatever a power loss leaves, at a tick or between
-// two of them, each tick has one task when the queue has been opened again.
+// TestScheduleOverCrashes: after a power loss at a tick or between two ticks, with any state of the
+// disk, each tick has one task once the queue is open again.
 func TestScheduleOverCrashes(t *testing.T) {
 	t.Parallel()
 	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk} {
 		t.Run(level.String(), func(t *testing.T) {
 			disk := crashfs.New()
-			var mu sync.Mutex // guards what follows
+			var mu sync.Mutex // guards the variables below
 			var images []*crashfs.Disk
 			begun := false
 			rng := rand.New(rand.NewPCG(3, 4))
@@ -115,8 +115,8 @@ func TestScheduleOverCrashes(t *testing.T) {
 	}
 }
 
-// TestScheduleKeepsItsTask: what the caller does with its template afterwards,
-// or with what Schedules returns, is of no consequence.
+// TestScheduleKeepsItsTask: later changes to the caller's template, or to the results of Schedules,
+// have no effect.
 func TestScheduleKeepsItsTask(t *testing.T) {
 	queuetest.WithCronBench(t, codeq.Options{}, func(t *testing.T, b *queuetest.CronBench) {
 		s := minutely("s")
@@ -155,8 +155,8 @@ func TestDeleteSchedule(t *testing.T) {
 	})
 }
 
-// TestMissed: what the policies make of ticks that came while the queue was
-// closed, or the clock was set forward.
+// TestMissed: each policy for ticks that came while the queue was closed, or while the clock was
+// set forward.
 func TestMissed(t *testing.T) {
 	hour := func(h int) string { return fmt.Sprintf("2000-01-01T%02d:00:00Z", h) }
 	for _, c := range []struct {
@@ -167,9 +167,9 @@ func TestMissed(t *testing.T) {
 		{codeq.MissedSkip, 10 * time.Minute, []string{}},
 		{codeq.MissedOnce, 10 * time.Minute, []string{hour(3)}},
 		{codeq.MissedAll, 10 * time.Minute, []string{hour(1), hour(2), hour(3)}},
-		{codeq.MissedSkip, time.Minute, []string{hour(3)}}, // a minute late is in time
+		{codeq.MissedSkip, time.Minute, []string{hour(3)}}, // a delay of a minute is in time
 		{codeq.MissedSkip, time.Minute + time.Millisecond, []string{}},
-		{codeq.MissedOnce, time.Minute, []string{hour(2), hour(3)}}, // for those that are missed, and in time
+		{codeq.MissedOnce, time.Minute, []string{hour(2), hour(3)}}, // one for the missed ticks, and one in time
 		{codeq.MissedAll, time.Minute, []string{hour(1), hour(2), hour(3)}},
 	} {
 		for _, way := range []string{"closed", "clock set"} {
@@ -193,7 +193,7 @@ func TestMissed(t *testing.T) {
 	}
 }
 
-// TestMissedSeconds: the ticks of the last minute are never missed, however many were before.
+// TestMissedSeconds: the ticks of the last minute are never missed, even after many others.
 func TestMissedSeconds(t *testing.T) {
 	for policy, missed := range map[codeq.MissedPolicy]int{codeq.MissedSkip: 0, codeq.MissedOnce: 1, codeq.MissedAll: 60} {
 		for away, want := range map[time.Duration]int{59 * time.Second: 59, 61 * time.Second: 61 - 1 + min(missed, 1), 2 * time.Minute: 60 + missed} {
@@ -209,8 +209,8 @@ func TestMissedSeconds(t *testing.T) {
 	}
 }
 
-// TestLastOfRefusedTick: a tick whose task is refused, because the idempotency key is taken, is not
-// the last one that produced a task.
+// TestLastOfRefusedTick: if the task of a tick is refused because the idempotency key is taken,
+// Last does not name this tick.
 func TestLastOfRefusedTick(t *testing.T) {
 	for i := range 8 { // whatever shards the key and the schedule belong to
 		t.Run(fmt.Sprint("key ", i), func(t *testing.T) { lastOfRefusedTick(t, fmt.Sprint(i)) })
@@ -235,15 +235,15 @@ func lastOfRefusedTick(t *testing.T, key string) {
 		time.Sleep(time.Minute)
 		require.Greater(t, b.Info("s").Last, first)
 
-		// One that begins anew does not have the ticks of the earlier one.
+		// A schedule that begins anew does not have the ticks of the earlier one.
 		queuetest.Complete(t, b.Q, queuetest.ClaimNow(t, b.Q, "a"))
 		b.Set(codeq.Schedule{Name: "s", Every: time.Hour, Task: s.Task})
 		require.Zero(t, b.Info("s").Last)
 	})
 }
 
-// TestClockSetBack: no tick comes twice; the schedule goes on where it was when
-// the clock has caught up, also over a restart.
+// TestClockSetBack: no tick comes twice. When the clock has caught up, the schedule goes on from
+// its last tick, also over a restart.
 func TestClockSetBack(t *testing.T) {
 	for _, policy := range []codeq.MissedPolicy{codeq.MissedOnce, codeq.MissedSkip, codeq.MissedAll} {
 		t.Run(policy.String(), func(t *testing.T) {
@@ -266,7 +266,7 @@ func TestClockSetBack(t *testing.T) {
 	}
 }
 
-// TestClockSetForward: an hour forward and back again; the ticks of that hour
+// TestClockSetForward: the clock goes forward by an hour and back again. The ticks of that hour
 // come once.
 func TestClockSetForward(t *testing.T) {
 	queuetest.WithCronBench(t, codeq.Options{Shards: 1}, func(t *testing.T, b *queuetest.CronBench) {
@@ -331,7 +331,7 @@ func TestScheduleRefusals(t *testing.T) {
 	})
 }
 
-// TestUpcoming: the ticks that follow are those that Next says one after the other.
+// TestUpcoming: Upcoming returns the ticks that Next returns one after the other.
 func TestUpcoming(t *testing.T) {
 	queuetest.WithCronBench(t, codeq.Options{}, func(t *testing.T, b *queuetest.CronBench) {
 		for _, s := range []codeq.Schedule{
@@ -352,8 +352,8 @@ func TestUpcoming(t *testing.T) {
 	})
 }
 
-// TestUpcomingYears: the ticks of rare dates do not end at the last day of a leap year, where a
-// zone has no table of its changes any more, nor with a year that is no leap year.
+// TestUpcomingYears: the ticks of rare dates go on after the last day of a leap year, where the
+// table of a zone ends, and after a year that is no leap year.
 func TestUpcomingYears(t *testing.T) {
 	for _, zone := range []string{"Europe/Berlin", "America/New_York", "Australia/Sydney", "Pacific/Chatham"} {
 		for cron, years := range map[string]int{"0 0 1 1 *": 1, "0 0 29 2 *": 4} {
@@ -381,8 +381,8 @@ func TestUpcomingYears(t *testing.T) {
 	}
 }
 
-// TestLastDayOfLeapYear: a queue opens, works and ticks on 31 December of leap years: of those that
-// are in the zone's table, and of those that are not.
+// TestLastDayOfLeapYear: a queue opens, works and ticks on 31 December of leap years, within the
+// table of the zone and after its end.
 func TestLastDayOfLeapYear(t *testing.T) {
 	queuetest.WithCronBench(t, codeq.Options{Shards: 1}, func(t *testing.T, b *queuetest.CronBench) {
 		b.Set(codeq.Schedule{Name: "s", Cron: "0 0 1 1 *", TimeZone: "Europe/Berlin", Task: codeq.Task{Queue: "a"}})
@@ -397,8 +397,8 @@ func TestLastDayOfLeapYear(t *testing.T) {
 	})
 }
 
-// TestPauseSchedule: a paused schedule does not tick, whatever sets it and over restarts; then it
-// goes on with the next tick, and what it has not ticked is not missed.
+// TestPauseSchedule: a paused schedule does not tick, even if it is set again, and over restarts.
+// After Resume it goes on with the next tick, and the ticks of the pause do not count as missed.
 func TestPauseSchedule(t *testing.T) {
 	queuetest.WithCronBench(t, codeq.Options{Shards: 3}, func(t *testing.T, b *queuetest.CronBench) {
 		ctx := context.Background()
@@ -440,8 +440,8 @@ func TestPauseSchedule(t *testing.T) {
 	})
 }
 
-// TestYearOfTicks: what was missed is made up for in small groups, and a
-// schedule that is due does not wait for the one that has much to make up for.
+// TestYearOfTicks: missed ticks are made up for in small groups, and a due schedule does not wait
+// for another one with many missed ticks.
 func TestYearOfTicks(t *testing.T) {
 	seconds := 5 * engine.UpkeepBudget.Records
 	queuetest.WithCronBench(t, codeq.Options{Shards: 1}, func(t *testing.T, b *queuetest.CronBench) {
@@ -480,8 +480,8 @@ func storedSchedule(t *testing.T, q *codeq.Queue, shard int, name string) keys.S
 	return v
 }
 
-// TestScheduleRests: one that this process does not understand does not keep
-// the queue from opening, and goes on once it is understood.
+// TestScheduleRests: a schedule that this process cannot interpret does not stop Open. It goes on
+// when a process can interpret it.
 func TestScheduleRests(t *testing.T) {
 	queuetest.WithCronBench(t, codeq.Options{Shards: 1}, func(t *testing.T, b *queuetest.CronBench) {
 		start := b.Wall()
@@ -514,8 +514,8 @@ func TestScheduleRests(t *testing.T) {
 	})
 }
 
-// TestCheckSchedules: the checker sees a schedule that cannot be read, or that
-// lies in another shard than its own.
+// TestCheckSchedules: the checker finds a schedule that cannot be read, or that is in the wrong
+// shard.
 func TestCheckSchedules(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &queuetest.CronBench{T: t, Opts: *inspect.With(&codeq.Options{Shards: 2}, inspect.Private{FS: crashfs.New()})}
@@ -545,7 +545,7 @@ func TestCheckSchedules(t *testing.T) {
 	})
 }
 
-// TestTicksOfManySchedules: a tick looks at the schedules that are due, not at all.
+// TestTicksOfManySchedules: a tick looks at due schedules only, not at every one.
 func TestTicksOfManySchedules(t *testing.T) {
 	t.Parallel()
 	const schedules = 10_000

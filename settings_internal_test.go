@@ -12,8 +12,8 @@ import (
 	"codeq/internal/keys"
 )
 
-// TestRefusedSettings: settings that another process or node has stored, and this one does not
-// allow, are refused by an error that callers know.
+// TestRefusedSettings: settings that another process or node has stored, but this one does not
+// allow, are refused by an InvalidError.
 func TestRefusedSettings(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		value := keys.SettingsValue{Version: 1, JSON: []byte(`{"Concurrency":-1}`)}.Append(nil)
@@ -32,8 +32,8 @@ func TestRefusedSettings(t *testing.T) {
 	})
 }
 
-// TestSchedulesInParts: one visit of the owner copies a part of them, bounded by
-// number and by bytes.
+// TestSchedulesInParts: one visit of the owner copies a part of the schedules, bounded by number
+// and by bytes.
 func TestSchedulesInParts(t *testing.T) {
 	t.Parallel()
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {

@@ -22,7 +22,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// stateOf is the state in which a task is stored.
+// stateOf returns the stored state of a task.
 func stateOf(t *testing.T, q *codeq.Queue, id codeq.ID) codeq.State {
 	t.Helper()
 	info, err := q.Get(context.Background(), id)
@@ -30,9 +30,8 @@ func stateOf(t *testing.T, q *codeq.Queue, id codeq.ID) codeq.State {
 	return info.State
 }
 
-// hammer lets workers claim tasks of a queue and end each lease one way or the
-// other until as many are completed, and watches how many leases there are.
-// It returns the largest number by key.
+// hammer runs workers that claim tasks of a queue, and end each lease in one way or another until
+// the given number is completed. It returns the largest number of leases at a time, by key.
 func hammer(t *testing.T, q *codeq.Queue, queue string, workers, tasks int, key func(*codeq.Lease) string) map[string]int {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
@@ -85,8 +84,8 @@ func hammer(t *testing.T, q *codeq.Queue, queue string, workers, tasks int, key 
 	return most
 }
 
-// TestQueueConcurrency: a queue never has more leases than it may, however many
-// workers there are, and makes use of them all.
+// TestQueueConcurrency: a queue never has more leases than its limit, however many workers there
+// are, and uses the whole limit.
 func TestQueueConcurrency(t *testing.T) {
 	forShards(t, func(t *testing.T, q *codeq.Queue) {
 		const tasks, limit = 300, 5
@@ -104,8 +103,8 @@ func TestQueueConcurrency(t *testing.T) {
 	})
 }
 
-// TestConcurrencyWakes: a claim that waits is served at the moment at which
-// there is room, whatever makes it.
+// TestConcurrencyWakes: a waiting claim is served at the moment when a place becomes free, for any
+// cause.
 func TestConcurrencyWakes(t *testing.T) {
 	ctx := context.Background()
 	for _, c := range []struct {
@@ -165,8 +164,8 @@ func TestConcurrencyWakes(t *testing.T) {
 	})
 }
 
-// TestConcurrencyLowered: no lease is taken away, and none granted before there
-// is room below the new limit.
+// TestConcurrencyLowered: after the limit is lowered, leases stay, and new ones come only when
+// there is room below the new limit.
 func TestConcurrencyLowered(t *testing.T) {
 	forShards(t, func(t *testing.T, q *codeq.Queue) {
 		for range 20 {
@@ -220,7 +219,7 @@ func TestConcurrencyRestart(t *testing.T) {
 	}
 }
 
-// TestLimitKeyManyParked: more tasks than a group can park or let go on.
+// TestLimitKeyManyParked: more tasks than one group can park, or make ready again.
 func TestLimitKeyManyParked(t *testing.T) {
 	t.Parallel()
 	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
@@ -251,8 +250,8 @@ func TestLimitKeyManyParked(t *testing.T) {
 	})
 }
 
-// timesOfClaims makes as many claims at a time, and returns when they were served,
-// counted from the beginning. It completes what they get.
+// timesOfClaims makes that many claims at the same time, and completes their tasks. It returns when
+// each claim was served, from the beginning.
 func timesOfClaims(t *testing.T, q *codeq.Queue, queue string, claims int) []time.Duration {
 	begin := time.Now()
 	got := make(chan time.Duration, claims)
@@ -272,8 +271,7 @@ func timesOfClaims(t *testing.T, q *codeq.Queue, queue string, claims int) []tim
 	return times
 }
 
-// every returns n times, of which the first burst are 0 and the others follow
-// at intervals.
+// every returns n times: those of the burst are 0, and the others follow at intervals.
 func every(interval time.Duration, burst, n int) []time.Duration {
 	times := make([]time.Duration, n)
 	for i := burst; i < n; i++ {
@@ -292,7 +290,7 @@ func TestRate(t *testing.T) {
 		require.Equal(t, every(100*time.Millisecond, 3, 10), timesOfClaims(t, q, "a", 10))
 		queuetest.RequireSettled(t, q)
 
-		time.Sleep(10 * time.Second) // no more than the burst gathers
+		time.Sleep(10 * time.Second) // no more tokens gather than the burst
 		require.Equal(t, every(100*time.Millisecond, 3, 10), timesOfClaims(t, q, "a", 10))
 
 		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.Rate, s.Burst = 2.5, 1 })
@@ -303,8 +301,8 @@ func TestRate(t *testing.T) {
 	})
 }
 
-// TestRateNoWait: a claim that does not wait gets ErrEmpty while there is no
-// token, and a batch as many tasks as there are tokens.
+// TestRateNoWait: a claim with NoWait gets ErrEmpty while there is no token, and a batch gets as
+// many tasks as there are tokens.
 func TestRateNoWait(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
 		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.Rate = 3.5 }) // and so a burst of 4
@@ -324,7 +322,7 @@ func TestRateNoWait(t *testing.T) {
 	})
 }
 
-// TestRateChanged: claims that wait go by the new rate at once.
+// TestRateChanged: waiting claims follow a new rate at once.
 func TestRateChanged(t *testing.T) {
 	forShards(t, func(t *testing.T, q *codeq.Queue) {
 		for range 20 {
@@ -352,8 +350,8 @@ func TestRateChanged(t *testing.T) {
 	})
 }
 
-// TestRateRestart: the bucket has no more after Open than since the last claim, so that restarts do
-// not add up to more than the rate.
+// TestRateRestart: after Open the bucket has no more tokens than have gathered since the last
+// claim, so that restarts do not exceed the rate.
 func TestRateRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		opts := *queuetest.OnDisk(crashfs.New(), &codeq.Options{Shards: 2})
@@ -371,7 +369,7 @@ func TestRateRestart(t *testing.T) {
 				}
 			}
 			require.Nil(t, queuetest.ClaimNow(t, q, "a"))
-			// of the last second, not all claims are stored
+			// of the claims of the last second, some are not stored
 			require.LessOrEqual(t, timesOfClaims(t, q, "a", 3)[2], 2*time.Second)
 			queuetest.RequireSettled(t, q)
 			require.NoError(t, q.Close())
@@ -379,8 +377,8 @@ func TestRateRestart(t *testing.T) {
 	})
 }
 
-// TestRateAndConcurrency: a place that is refused for want of a token, or a
-// token for want of a place, is not spent.
+// TestRateAndConcurrency: a claim that gets no token uses no place, and one that gets no place uses
+// no token.
 func TestRateAndConcurrency(t *testing.T) {
 	forShards(t, func(t *testing.T, q *codeq.Queue) {
 		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.Rate, s.Burst, s.Concurrency = 1, 2, 1 })
@@ -404,7 +402,7 @@ func TestRateAndConcurrency(t *testing.T) {
 	})
 }
 
-// TestPausedTakesNoRoom: who waits for a paused queue is served when it resumes.
+// TestPausedTakesNoRoom: a claim that waits for a paused queue is served when the queue resumes.
 func TestPausedTakesNoRoom(t *testing.T) {
 	forShards(t, func(t *testing.T, q *codeq.Queue) {
 		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.Concurrency, s.Rate, s.Burst = 1, 1, 1 })
@@ -419,8 +417,8 @@ func TestPausedTakesNoRoom(t *testing.T) {
 	})
 }
 
-// requireNext claims and completes tasks of a queue, which are to have these
-// payloads, and then no further one.
+// requireNext requires that claims of a queue get tasks with these payloads in turn, and then no
+// further one. It completes them.
 func requireNext(t *testing.T, q *codeq.Queue, queue string, names ...string) {
 	t.Helper()
 	for _, name := range names {
@@ -432,7 +430,7 @@ func requireNext(t *testing.T, q *codeq.Queue, queue string, names ...string) {
 	require.Nil(t, queuetest.ClaimNow(t, q, queue))
 }
 
-// waitingClaim is a Claim under way.
+// waitingClaim starts a Claim, and returns the channel for its lease.
 func waitingClaim(t *testing.T, q *codeq.Queue, queue string) <-chan *codeq.Lease {
 	got := make(chan *codeq.Lease, 1)
 	go func() {
@@ -445,8 +443,8 @@ func waitingClaim(t *testing.T, q *codeq.Queue, queue string) <-chan *codeq.Leas
 	return got
 }
 
-// TestRateOfNearlyNothing: a wait that is longer than any time there is does not
-// become a short one.
+// TestRateOfNearlyNothing: a wait that is longer than a time.Duration can be does not become a
+// short one.
 func TestRateOfNearlyNothing(t *testing.T) {
 	for _, rate := range []float64{1e-9, 1e-12, math.SmallestNonzeroFloat64} {
 		queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
@@ -464,8 +462,8 @@ func TestRateOfNearlyNothing(t *testing.T) {
 	}
 }
 
-// TestConcurrencyPerKey: no key has more leases than it may while workers take
-// all they can get, and each makes use of its limit.
+// TestConcurrencyPerKey: no key has more leases than its limit while workers take all tasks that
+// they can get, and each key uses its whole limit.
 func TestConcurrencyPerKey(t *testing.T) {
 	forShards(t, func(t *testing.T, q *codeq.Queue) {
 		const tasks, limit, keys = 300, 3, 5
@@ -483,8 +481,8 @@ func TestConcurrencyPerKey(t *testing.T) {
 	})
 }
 
-// TestClaimThatParksManyDelaysNoOther: what is put off to the next group gets on, however long
-// a claim that comes before it looks for a task.
+// TestClaimThatParksManyDelaysNoOther: work that is put off to the next group goes on, even if an
+// earlier claim looks long for a task.
 func TestClaimThatParksManyDelaysNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		opts := *inspect.With(&codeq.Options{Shards: 1}, inspect.Private{FS: crashfs.New(), GroupBytes: 4 << 10})
@@ -535,7 +533,7 @@ func (c committing) Commit(b *pebble.Batch) error {
 	return c.Committer.Commit(b)
 }
 
-// countedGate counts how often claims come to a gate.
+// countedGate counts the visits of claims at a gate.
 type countedGate struct {
 	dispatch.Gateway
 	looks *atomic.Int64
@@ -546,8 +544,8 @@ func (g countedGate) Look(d *dispatch.Dispatcher, now time.Time) (bool, time.Dur
 	return g.Gateway.Look(d, now)
 }
 
-// TestRatesOfManyQueues: when the rate of one queue lets a claim pass, nobody looks at those of the
-// others.
+// TestRatesOfManyQueues: when the rate of one queue admits a claim, the rates of other queues are
+// not looked at.
 func TestRatesOfManyQueues(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
 		const queues = 100
@@ -579,8 +577,8 @@ func TestRatesOfManyQueues(t *testing.T) {
 	})
 }
 
-// TestClosedGateRefillsNothing: claims that wait at a limit of concurrency leave
-// the shard asleep, also when the windows of the lanes evict each other.
+// TestClosedGateRefillsNothing: claims that wait at a limit of concurrency do not wake the shard,
+// even when the windows of the lanes evict each other.
 func TestClosedGateRefillsNothing(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 1, WindowTasks: 2, WindowBytes: 1}, func(t *testing.T, q *codeq.Queue) {
 		for _, tenant := range []string{"x", "y"} {
@@ -607,8 +605,8 @@ func TestClosedGateRefillsNothing(t *testing.T) {
 	})
 }
 
-// fallsAsleep reports whether a shard comes to rest, and stays there while others
-// have their turn: synctest.Wait would not return if it did not.
+// fallsAsleep reports whether a shard comes to rest and stays at rest while other goroutines run:
+// otherwise synctest.Wait would not return.
 func fallsAsleep(t *testing.T, q *codeq.Queue) bool {
 	groups := func() int64 {
 		st, err := q.StorageStats()
@@ -627,8 +625,8 @@ func fallsAsleep(t *testing.T, q *codeq.Queue) bool {
 	return false
 }
 
-// TestLimitIsForgotten: nothing is held for a key without leases when the last
-// task that waited for room is canceled.
+// TestLimitIsForgotten: when the last task that waited for room is canceled, nothing is held for a
+// key without leases.
 func TestLimitIsForgotten(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
 		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 })

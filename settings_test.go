@@ -26,7 +26,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// settingsOf is Settings that has to succeed.
+// settingsOf returns the settings of a queue, and requires success.
 func settingsOf(t *testing.T, q *codeq.Queue, queue string) codeq.Settings {
 	t.Helper()
 	s, err := q.Settings(queue)
@@ -34,8 +34,7 @@ func settingsOf(t *testing.T, q *codeq.Queue, queue string) codeq.Settings {
 	return s
 }
 
-// TestSettingsAreCopies: what callers do with the settings that they gave or got
-// changes nothing.
+// TestSettingsAreCopies: changes of a caller to settings that it passed or got have no effect.
 func TestSettingsAreCopies(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
 		mine := map[string]int{"x": 1}
@@ -52,7 +51,7 @@ func TestSettingsAreCopies(t *testing.T) {
 	})
 }
 
-// TestSettingsRefused: what is out of bounds changes nothing and says what it is.
+// TestSettingsRefused: a setting out of bounds changes nothing, and the error names it.
 func TestSettingsRefused(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
 		ctx := t.Context()
@@ -94,8 +93,7 @@ func TestSettingsRefused(t *testing.T) {
 	})
 }
 
-// TestConfigureTakesTurns: each of many calls at a time finds what the one before
-// has left.
+// TestConfigureTakesTurns: each of many calls at a time finds the result of the call before.
 func TestConfigureTakesTurns(t *testing.T) {
 	forShards(t, func(t *testing.T, q *codeq.Queue) {
 		const calls = 50
@@ -114,8 +112,8 @@ func TestConfigureTakesTurns(t *testing.T) {
 	})
 }
 
-// TestConfigureGivesUp: a call that waits for its turn ends with its context, and
-// one whose change panics lets the next have its turn.
+// TestConfigureGivesUp: a call that waits for its turn ends with its context. When a change panics,
+// the next call gets its turn.
 func TestConfigureGivesUp(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
 		require.Panics(t, func() { _ = q.Configure(t.Context(), "a", func(*codeq.Settings) { panic("boom") }) })
@@ -140,8 +138,8 @@ func TestConfigureGivesUp(t *testing.T) {
 	})
 }
 
-// TestSettingsReachAllShards: what the first shard has taken comes to be in force
-// everywhere, whatever happens to the caller.
+// TestSettingsReachAllShards: settings that the first shard has taken come into force in all
+// shards, whether or not their caller goes on.
 func TestSettingsReachAllShards(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 3}, func(t *testing.T, q *codeq.Queue) {
 		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.Paused = true })
@@ -163,8 +161,8 @@ func TestSettingsReachAllShards(t *testing.T) {
 	})
 }
 
-// TestSettingsAreListed: Stats has a queue with settings and no tasks, after a restart as
-// well, and none without both.
+// TestSettingsAreListed: Stats names a queue with settings and without tasks, also after a restart,
+// but no queue without both.
 func TestSettingsAreListed(t *testing.T) {
 	t.Parallel()
 	dir, ctx := t.TempDir(), context.Background()
@@ -218,7 +216,7 @@ func TestSettingsKept(t *testing.T) {
 	}
 }
 
-// TestConfigureFromProcesses: of changes by several processes at a time none is
+// TestConfigureFromProcesses: several processes change settings at the same time, and no change is
 // lost.
 func TestConfigureFromProcesses(t *testing.T) {
 	forShards(t, func(t *testing.T, q *codeq.Queue) {
@@ -240,8 +238,8 @@ func TestConfigureFromProcesses(t *testing.T) {
 	})
 }
 
-// TestConfigureTriesAgain: who finds that the settings have changed meanwhile
-// changes the new ones.
+// TestConfigureTriesAgain: if the settings have changed during a call, the call changes the new
+// settings.
 func TestConfigureTriesAgain(t *testing.T) {
 	forShards(t, func(t *testing.T, q *codeq.Queue) {
 		var found []codeq.Settings
@@ -270,8 +268,8 @@ func TestConfigureTriesAgain(t *testing.T) {
 	})
 }
 
-// TestLostRemoval: a power loss at DurabilityProcess takes from some shards that settings were
-// removed. They are removed in all, and the next ones are newer.
+// TestLostRemoval: after a power loss at DurabilityProcess, some shards have lost the removal of
+// settings. The settings are removed in all shards, and the next settings are newer.
 func TestLostRemoval(t *testing.T) {
 	t.Parallel()
 	for _, kept := range []int{0, 1, 2} {
@@ -304,8 +302,8 @@ func TestLostRemoval(t *testing.T) {
 	}
 }
 
-// TestDeleteQueue: a queue that is used in any way is not deleted, and the error says how; one that
-// is not used is in no list afterwards.
+// TestDeleteQueue: a queue in any kind of use is not deleted, and the error names the use. An
+// unused queue is in no list afterwards.
 func TestDeleteQueue(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 3}, func(t *testing.T, q *codeq.Queue) {
 		ctx := t.Context()
@@ -408,14 +406,14 @@ func adoptSettings(t *testing.T, q *codeq.Queue, queue string, value []byte) {
 	}
 }
 
-// TestConfigureWithFailedShard: the other shards go by the settings at once, the
-// failed one when the queue is opened again.
+// TestConfigureWithFailedShard: the other shards follow the settings at once, and the failed shard
+// after the next Open.
 func TestConfigureWithFailedShard(t *testing.T) {
 	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
 		f.ProduceAt(0, codeq.Task{Queue: "a"})
 		queuetest.FailShard(t, f.Q, 1)
 		require.ErrorIs(f, f.Q.Configure(context.Background(), "a", func(s *codeq.Settings) { s.Rate = 5 }), codeq.ErrUncertain)
-		err := f.Q.Pause(context.Background(), "a") // which only the shards that work adopt
+		err := f.Q.Pause(context.Background(), "a") // only the working shards adopt them
 		require.ErrorIs(f, err, codeq.ErrUncertain)
 		require.ErrorIs(f, err, codeq.ErrFailed)
 		set, err := f.Q.Settings("a")
@@ -433,7 +431,7 @@ func TestConfigureWithFailedShard(t *testing.T) {
 	})
 }
 
-// TestSettingsOfTheFirstShardOnly: a directory whose first shard alone has settings is read.
+// TestSettingsOfTheFirstShardOnly: a directory with settings in its first shard only can be opened.
 func TestSettingsOfTheFirstShardOnly(t *testing.T) {
 	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
 		for i := range 3 {
@@ -452,8 +450,8 @@ func TestSettingsOfTheFirstShardOnly(t *testing.T) {
 	})
 }
 
-// TestRemovedSettingsStayRemoved: what comes late of settings that were removed, by a message or
-// from a caller, brings them back in no shard, also after Open; and the next settings are newer.
+// TestRemovedSettingsStayRemoved: a late message or caller does not bring removed settings back in
+// any shard, not even after Open. The next settings are newer.
 func TestRemovedSettingsStayRemoved(t *testing.T) {
 	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
 		ctx := context.Background()
@@ -487,8 +485,8 @@ func TestRemovedSettingsStayRemoved(t *testing.T) {
 		}
 		queuetest.RequireInShards(t, f.Q, "b", 1, codeq.Settings{Rate: 9})
 
-		// A caller tells a shard of the end of settings before the message does: they are kept
-		// until then.
+		// A caller announces the end of settings to a shard before the message does. The shard
+		// keeps its record of them until the message comes.
 		queuetest.Configure(t, f.Q, "a", func(s *codeq.Settings) { s.Paused = true })
 		queuetest.RequireInShards(t, f.Q, "a", 4, codeq.Settings{Paused: true})
 		adoptSettings(t, f.Q, "a", keys.SettingsValue{Version: 5, JSON: []byte("{}")}.Append(nil))
@@ -506,7 +504,7 @@ func TestRemovedSettingsStayRemoved(t *testing.T) {
 	})
 }
 
-// TestDeleteQueueOfSuspects: tasks that wait since their process has died are tasks of the queue.
+// TestDeleteQueueOfSuspects: tasks that wait because their process died belong to the queue.
 func TestDeleteQueueOfSuspects(t *testing.T) {
 	disk := crashfs.New()
 	queuetest.InFlow(t, *inspect.With(&codeq.Options{Shards: 2, Durability: codeq.DurabilityDisk}, inspect.Private{FS: disk}), func(f *queuetest.FlowTest) {

@@ -22,8 +22,8 @@ import (
 	"codeq/test/queuetest"
 )
 
-// catalogueSize is how many lanes, queues and counters a shard has on disk, how many
-// lanes and queues in memory, and how many sweeps have ended.
+// catalogueSize is the numbers of lanes, queues and counters of a shard on disk, of its lanes and
+// queues in memory, and of its finished sweeps.
 type catalogueSize struct{ lanes, queues, counters, lanesInMemory, queuesInMemory, sweeps int }
 
 func sizeOfCatalogue(t *testing.T, q *codeq.Queue, shard int) (size catalogueSize) {
@@ -39,8 +39,8 @@ func sizeOfCatalogue(t *testing.T, q *codeq.Queue, shard int) (size catalogueSiz
 	return size
 }
 
-// TestForgottenQueuesLeaveNothing: a queue that follows one that memory has forgotten has settings
-// and claims of its own, also if the other one has changed last by a cancel.
+// TestForgottenQueuesLeaveNothing: a new queue that takes the place of a forgotten one in memory
+// has its own settings and claims, even if the last change of the forgotten queue was a cancel.
 func TestForgottenQueuesLeaveNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q, err := codeq.Open("queue", inspect.With(&codeq.Options{Shards: 2}, inspect.Private{FS: crashfs.New(), IdleLanes: 1}))
@@ -83,8 +83,8 @@ func TestForgottenQueuesLeaveNothing(t *testing.T) {
 	})
 }
 
-// TestQueuesComeAndGo: queues and tenants that are used once leave memory and disk, with
-// all that they had, while others keep what they have.
+// TestQueuesComeAndGo: queues and tenants that are used once leave memory and disk with all of
+// their entries, and the other queues keep theirs.
 func TestQueuesComeAndGo(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -94,7 +94,7 @@ func TestQueuesComeAndGo(t *testing.T) {
 		defer func() { require.NoError(t, q.Close()) }()
 		ctx := context.Background()
 
-		// What stays, in all the ways in which a task can be there.
+		// The tasks that stay, in every kind of storage.
 		kept := queuetest.Produce(t, q, codeq.Task{Queue: "kept", Tenant: "t", Retention: codeq.Forever, Payload: []byte("kept")})[0]
 		require.NoError(t, q.Complete(ctx, queuetest.ClaimNow(t, q, "kept").Receipt, []byte("result")))
 		later := queuetest.Produce(t, q, codeq.Task{Queue: "later", Tenant: "t", Payload: []byte("later"), RunAt: time.Now().Add(time.Hour)})[0]
@@ -116,7 +116,7 @@ func TestQueuesComeAndGo(t *testing.T) {
 			require.Equal(t, gone[i], l.ID)
 			require.NoError(t, q.Complete(ctx, l.Receipt, nil))
 			if i%16 == 15 {
-				synctest.Wait() // for a sweep: nobody waits for it else, however many come and go
+				synctest.Wait() // for a sweep, which no call waits for, however many queues come and go
 			}
 			if i%500 == 499 {
 				synctest.Wait()
@@ -143,7 +143,7 @@ func TestQueuesComeAndGo(t *testing.T) {
 			_, err := q.Get(ctx, id)
 			require.ErrorIs(t, err, codeq.ErrNotFound)
 		}
-		for _, id := range gone[:200] { // under whose numbers others have been since
+		for _, id := range gone[:200] { // other lanes have had the numbers of their lanes since
 			require.ErrorIs(t, q.Cancel(ctx, id), codeq.ErrNotFound)
 			require.ErrorIs(t, q.Complete(ctx, codeq.Receipt{ID: id, Token: 1}, nil), codeq.ErrLeaseLost)
 		}
@@ -164,7 +164,7 @@ func TestQueuesComeAndGo(t *testing.T) {
 			"kept": {Done: 1}, "later": {Scheduled: 1}, "parent": {Scheduled: 1}, "child": {Blocked: 1}, "dead": {Dead: 1}, "paused": {},
 		}, stats)
 
-		// What waits comes under the number that its lane has now, in its order.
+		// A waiting task comes under the present number of its lane, in order.
 		now := queuetest.Produce(t, q, codeq.Task{Queue: "later", Tenant: "t"})[0]
 		time.Sleep(2 * time.Hour)
 		require.Equal(t, now, queuetest.ClaimNow(t, q, "later").ID)
@@ -179,8 +179,8 @@ func TestQueuesComeAndGo(t *testing.T) {
 	})
 }
 
-// TestClockOutlivesItsQueue: when the counters that have the clock of a shard go, another
-// place has it.
+// TestClockOutlivesItsQueue: when the counters with the clock of a shard are removed, the shard
+// keeps the clock in another place.
 func TestClockOutlivesItsQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ahead := time.Hour
@@ -205,8 +205,8 @@ func TestClockOutlivesItsQueue(t *testing.T) {
 	})
 }
 
-// TestLanesKeepTheirOrderUnderOtherNumbers: tasks of a lane that have another number than
-// the lane by now are served as one lane, over restarts.
+// TestLanesKeepTheirOrderUnderOtherNumbers: tasks with an older number of their lane are served
+// with the others as one lane, over restarts.
 func TestLanesKeepTheirOrderUnderOtherNumbers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -214,7 +214,7 @@ func TestLanesKeepTheirOrderUnderOtherNumbers(t *testing.T) {
 		q, err := codeq.Open("queue", &opts)
 		require.NoError(t, err)
 		defer func() { require.NoError(t, q.Close()) }()
-		visit := func(i int) { // others drive the lane out of memory
+		visit := func(i int) { // other lanes push the lane out of memory
 			for j := range 3 {
 				name := fmt.Sprint("other ", i, " ", j)
 				queuetest.Produce(t, q, codeq.Task{Queue: name})
@@ -248,9 +248,9 @@ func TestLanesKeepTheirOrderUnderOtherNumbers(t *testing.T) {
 	})
 }
 
-// TestQueuesWithWakeupsAreForgotten: queues with wakeups stay until the last of these is applied,
-// also if their tasks end before that, wakeups are on disk only, and load finds a lane of theirs
-// under two numbers; then they leave memory.
+// TestQueuesWithWakeupsAreForgotten: queues with wakeups stay until the last wakeup is applied, and
+// then leave memory. This holds even if their tasks end before, if wakeups are on disk only, and if
+// a load finds one of their lanes under two numbers.
 func TestQueuesWithWakeupsAreForgotten(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -315,8 +315,8 @@ func TestQueuesWithWakeupsAreForgotten(t *testing.T) {
 	})
 }
 
-// TestStatsInParts: the counts of many queues are copied in parts; while queues come and go,
-// nobody is counted twice, and those that stay are exact.
+// TestStatsInParts: the counts of many queues are copied in parts. While queues come and go, none
+// is counted twice, and the counts of the others are exact.
 func TestStatsInParts(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -380,15 +380,15 @@ func TestStatsInParts(t *testing.T) {
 	})
 }
 
-// TestNumberOfAnotherLaneComesBack: a number under which the shard has found a lane that had
-// another one by then is that of another lane, once nothing names it: its tasks are that lane's.
+// TestNumberOfAnotherLaneComesBack: a shard has found a lane under an old number. Once no task has
+// this number any more, it can go to another lane, and its tasks then belong to that lane.
 func TestNumberOfAnotherLaneComesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q, err := codeq.Open("queue", inspect.With(&codeq.Options{Shards: 1}, inspect.Private{FS: crashfs.New(), IdleLanes: 1, SweepLanes: 1}))
 		require.NoError(t, err)
 		defer func() { require.NoError(t, q.Close()) }()
 		ctx, others := t.Context(), 0
-		visit := func() { // others drive idle lanes out of memory, and make for sweeps
+		visit := func() { // other lanes push idle lanes out of memory, and cause sweeps
 			for range 8 {
 				others++
 				name := fmt.Sprint("other ", others)
@@ -440,8 +440,8 @@ func lanesOf(ids []codeq.ID) (lanes []uint32) {
 	return lanes
 }
 
-// TestOpensLeaveNothing: a program that opens a queue, works with it for a moment, and closes it or
-// is killed, leaves no more after hundreds of times than after some: in lanes, queues and tables.
+// TestOpensLeaveNothing: a program opens a queue, works with it for a moment, and closes it or is
+// killed. After hundreds of times it leaves no more lanes, queues and tables than after some.
 func TestOpensLeaveNothing(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()

@@ -20,9 +20,9 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestClockJumpsUnderRun: a clock that is set by an hour, either way, neither takes a
-// task from a handler nor gives it to another one, does not change the rate of claims, makes
-// nothing spin, and the IDs go on in their order; also over a restart.
+// TestClockJumpsUnderRun: a clock that is set by an hour, either way, neither takes a task from a
+// handler nor gives it to another one. It does not change the rate of claims and causes no busy
+// loop, and the IDs keep their order, also over a restart.
 func TestClockJumpsUnderRun(t *testing.T) {
 	t.Parallel()
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 1, LeaseFor: time.Minute}, func(t *testing.T, p *queuetest.Process) {
@@ -79,10 +79,10 @@ func TestClockJumpsUnderRun(t *testing.T) {
 	})
 }
 
-// wrongBy is how far clocks are ahead in tests of processes that begin with a wrong one.
+// wrongBy is how far the clocks of processes are ahead from the start.
 var wrongBy = []time.Duration{5 * time.Second, 24 * time.Hour, 13 * 365 * 24 * time.Hour}
 
-// bounded is a task of each kind that something given as a length keeps where it is.
+// bounded has a task of each kind that stays in its state for a given length.
 type bounded struct {
 	p                                     *queuetest.Process
 	key                                   codeq.Task
@@ -107,7 +107,7 @@ func newBounded(p *queuetest.Process, key string) *bounded {
 	return b
 }
 
-// last requires that nothing has ended.
+// last requires that no length has ended.
 func (b *bounded) last() {
 	b.p.T.Helper()
 	b.p.Taken(b.key, b.holder)
@@ -117,7 +117,7 @@ func (b *bounded) last() {
 	require.Equal(b.p.T, codeq.Canceled, b.p.StateOf(b.canceled))
 }
 
-// over requires that all has ended.
+// over requires that all lengths have ended.
 func (b *bounded) over() {
 	b.p.T.Helper()
 	require.NoError(b.p.T, b.p.Cancel(context.Background(), b.p.Store(b.key)))
@@ -128,10 +128,10 @@ func (b *bounded) over() {
 	}
 }
 
-// TestWrongClockAtStart: what was given as a length in a process whose clock was ahead ends when
-// that has passed since the next one has begun, whose clock is right; so it does if that one ends
-// and another begins, whose clock is wrong by as much the other way. Nothing ends early. The RunAt
-// of a task stays what it is.
+// TestWrongClockAtStart: lengths are given in a process with a clock that is ahead. They end when
+// they have passed since the start of the next process, which has the right clock. They also do so
+// if that process ends and another one begins with a clock that is as wrong the other way. Nothing
+// ends early. The RunAt of a task does not change.
 func TestWrongClockAtStart(t *testing.T) {
 	t.Parallel()
 	for _, by := range wrongBy {
@@ -159,10 +159,10 @@ func TestWrongClockAtStart(t *testing.T) {
 	}
 }
 
-// TestBootsWithWrongClocks: whichever of three processes, or a part of one, has a clock that is
-// wrong, and by how much, ahead or behind: work goes on at once, no length ends early while the
-// clock is not set forward, each has ended when it has passed since a process began whose clock is
-// right, and nobody waits in vain.
+// TestBootsWithWrongClocks: one of three processes, or a part of one, has a wrong clock: ahead or
+// behind, by little or much. Work goes on at once. No length ends early while the clock is not set
+// forward, and each has ended when it has passed since the start of a process with the right clock.
+// No call waits for ever.
 func TestBootsWithWrongClocks(t *testing.T) {
 	t.Parallel()
 	for _, wrong := range []string{"first", "second", "middle of the first", "third"} {
@@ -254,8 +254,8 @@ func TestBootsWithWrongClocks(t *testing.T) {
 	}
 }
 
-// TestShortLivesWithWrongClock: after a clock was ahead, what was given as a length also ends if
-// each process lives for a part of it.
+// TestShortLivesWithWrongClock: after a clock was ahead, a length also ends if each process runs
+// for only a part of it.
 func TestShortLivesWithWrongClock(t *testing.T) {
 	t.Parallel()
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
@@ -272,8 +272,9 @@ func TestShortLivesWithWrongClock(t *testing.T) {
 	})
 }
 
-// TestWaitsBesideTimesOfDay: while the clock of periods is ahead, tasks that wait for a time of day
-// between the two clocks wait for it, and are not read again by those between attempts.
+// TestWaitsBesideTimesOfDay: the clock of periods is ahead of the wall clock, and tasks wait for a
+// time of day between the two. They become ready at that time, and the tasks that wait between
+// attempts do not cause them to be read again.
 func TestWaitsBesideTimesOfDay(t *testing.T) {
 	t.Parallel()
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
@@ -304,8 +305,8 @@ func TestWaitsBesideTimesOfDay(t *testing.T) {
 	})
 }
 
-// TestBeforeTheCall: calls that alter what there was before they began find it while the clock that
-// stamps IDs and ends is ahead of the wall clock.
+// TestBeforeTheCall: a call that alters earlier tasks finds them while the clock that stamps IDs
+// and ends is ahead of the wall clock.
 func TestBeforeTheCall(t *testing.T) {
 	t.Parallel()
 	for _, by := range wrongBy {
@@ -329,7 +330,7 @@ func TestBeforeTheCall(t *testing.T) {
 				require.NoError(t, err)
 				require.Equal(t, 2, r.Changed)
 
-				// what dies again is not altered again
+				// A task that dies again is not altered again.
 				p.StoreDead(3, codeq.Task{Queue: "b"})
 				p.Pass(time.Millisecond)
 				n, err := p.RedriveAllDead(ctx, codeq.DeadFilter{Queue: "b", Match: func(*codeq.TaskInfo) bool {
@@ -344,7 +345,7 @@ func TestBeforeTheCall(t *testing.T) {
 	}
 }
 
-// once selects one task.
+// once returns a filter that matches one task.
 func once() func(*codeq.TaskInfo) bool {
 	found := false
 	return func(*codeq.TaskInfo) bool {
@@ -354,9 +355,8 @@ func once() func(*codeq.TaskInfo) bool {
 	}
 }
 
-// TestAgeWithWrongClock: what has waited since before the wall clock was ahead, since then, or
-// since it is right again, has waited for as long as it has, and for a second more each second: by
-// Info, and by what Get tells.
+// TestAgeWithWrongClock: tasks have waited since before the wall clock was ahead, since then, or
+// since it is right again. Info and Get show the real wait of each, and a second more each second.
 func TestAgeWithWrongClock(t *testing.T) {
 	t.Parallel()
 	for _, by := range append(wrongBy, time.Hour) {
@@ -420,9 +420,9 @@ func TestAgeWithWrongClock(t *testing.T) {
 	}
 }
 
-// TestListsWithWrongClock: lists and bulk calls find by their bounds what was produced, has died
-// and has ended by a clock that was ahead, and show no past time as one to come. A wait between
-// attempts is shown as it will end.
+// TestListsWithWrongClock: tasks were produced, died or ended by a clock that was ahead. Lists and
+// bulk calls find them by their bounds, and show no past time as a future one. A wait between
+// attempts is shown with its real end.
 func TestListsWithWrongClock(t *testing.T) {
 	t.Parallel()
 	for _, by := range wrongBy {
@@ -528,8 +528,8 @@ func TestListsWithWrongClock(t *testing.T) {
 	}
 }
 
-// TestScheduleAfterWrongClock: a schedule that has ticked by a clock that was ahead begins again
-// when it is set or resumed, if its next tick lies more than a day and a period ahead.
+// TestScheduleAfterWrongClock: a schedule that ticked by a clock that was ahead begins again when
+// it is set or resumed, if its next tick is more than a day and a period ahead.
 func TestScheduleAfterWrongClock(t *testing.T) {
 	t.Parallel()
 	for _, by := range wrongBy {
@@ -573,9 +573,9 @@ func TestScheduleAfterWrongClock(t *testing.T) {
 	}
 }
 
-// TestRateGoesOn: a rate of one task an hour lets eight pass in eight hours of a process that
-// begins again each 50 minutes, whichever shard has them; after a pause it never lets more pass
-// than its burst; a last task of a time to come counts as one of now.
+// TestRateGoesOn: at a rate of one task an hour, eight tasks pass in eight hours of a process that
+// begins again every 50 minutes, in any shard. After a pause no more tasks pass than the burst. A
+// last task in the future counts as one of now.
 func TestRateGoesOn(t *testing.T) {
 	t.Parallel()
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 3}, func(t *testing.T, p *queuetest.Process) {
@@ -631,7 +631,7 @@ func TestRateGoesOn(t *testing.T) {
 	})
 }
 
-// TestFastRateAfterOpen: the tasks of the last second, of which not all are stored, count.
+// TestFastRateAfterOpen: the tasks of the last second count, although some of them are not stored.
 func TestFastRateAfterOpen(t *testing.T) {
 	t.Parallel()
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
@@ -650,9 +650,9 @@ func TestFastRateAfterOpen(t *testing.T) {
 	})
 }
 
-// TestDueAtOnceClockSetBack: the clock is set back when some of the tasks are ready
-// that were due at one moment, others are scheduled to that moment again, whose IDs are before
-// those of the rest, and all become ready when it comes.
+// TestDueAtOnceClockSetBack: many tasks are due at one moment. The clock is set back when some of
+// them are ready. Others, with IDs before the rest, are scheduled to that moment again, and all
+// become ready when it comes.
 func TestDueAtOnceClockSetBack(t *testing.T) {
 	t.Parallel()
 	var skew atomic.Int64

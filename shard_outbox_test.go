@@ -25,7 +25,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestMessagesKeepTheirOrder: of one sender, what was produced first is first.
+// TestMessagesKeepTheirOrder: of the tasks of one sender, the first produced is the first served.
 func TestMessagesKeepTheirOrder(t *testing.T) {
 	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
 		for range 3 {
@@ -43,12 +43,12 @@ func TestMessagesKeepTheirOrder(t *testing.T) {
 	})
 }
 
-// TestFollowUpsWithKeys: a follow-up that belongs to another shard is held back
-// there by what it has in common with others.
+// TestFollowUpsWithKeys: a follow-up that belongs to another shard is held back there by its key
+// and its group, like other tasks.
 func TestFollowUpsWithKeys(t *testing.T) {
 	ctx := context.Background()
 	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
-		for i := range 12 { // whatever shards the keys belong to
+		for i := range 12 { // for any shards of the keys
 			key := fmt.Sprint(i)
 			unique := codeq.Task{Queue: "unique " + key, Unique: codeq.Unique{Key: key}}
 			group := codeq.Task{Queue: "group " + key, Group: key}
@@ -92,9 +92,8 @@ func TestFollowUpWithParents(t *testing.T) {
 	})
 }
 
-// TestFlowSurvivesPowerLoss fails the power before each sync of a flow over
-// three shards. From whatever is on the disk then the flow goes on to its end,
-// and no task of it exists twice.
+// TestFlowSurvivesPowerLoss fails the power before each sync of a flow over three shards. From each
+// state of the disk the flow goes on to its end, and no task of it exists twice.
 func TestFlowSurvivesPowerLoss(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -168,9 +167,9 @@ func TestFlowSurvivesPowerLoss(t *testing.T) {
 	}
 }
 
-// TestPowerLossBetweenShards: a follow-up that belongs to another shard arrives
-// there once, whether the power fails before the receiver has stored it, or
-// before the sender has learnt of that.
+// TestPowerLossBetweenShards: a follow-up that belongs to another shard arrives there once, even if
+// the power fails before the receiver has stored it, or before the sender has got the
+// acknowledgement.
 func TestPowerLossBetweenShards(t *testing.T) {
 	t.Parallel()
 	disk := crashfs.New()
@@ -198,7 +197,7 @@ func TestPowerLossBetweenShards(t *testing.T) {
 			img = f.Crash(disk)
 			require.Len(f, img.Payloads(), len(before)+len(sent), "round %d, before the confirmation", round)
 			require.Equal(f, slices.Compact(img.Payloads()), img.Payloads())
-			img.ProduceAt(0, codeq.Task{Queue: "start"}) // further messages are not taken for those
+			img.ProduceAt(0, codeq.Task{Queue: "start"}) // further messages are not mistaken for the first ones
 			img.Complete("start", f.Bound("b", 1, 5)...)
 			require.EqualValues(f, 5, img.Counts("b").Ready)
 			require.NoError(f, img.Q.Close())
@@ -256,7 +255,7 @@ func TestMessagesToFailedShard(t *testing.T) {
 	}
 }
 
-// TestWaitIdleWaitsForMessages: a task on its way to another shard is not done.
+// TestWaitIdleWaitsForMessages: a task on its way to another shard does not count as done.
 func TestWaitIdleWaitsForMessages(t *testing.T) {
 	ctx := context.Background()
 	for sender := range 3 {
@@ -280,8 +279,8 @@ func TestWaitIdleWaitsForMessages(t *testing.T) {
 	}
 }
 
-// TestWaitIdleWaitsForWhatIsToBeSent: a task that its sender has stored in the
-// very commit in which it is asked is not done.
+// TestWaitIdleWaitsForWhatIsToBeSent: a sender stores a task in the same commit that answers
+// WaitIdle. This task does not count as done.
 func TestWaitIdleWaitsForWhatIsToBeSent(t *testing.T) {
 	ctx := context.Background()
 	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
@@ -303,8 +302,8 @@ func TestWaitIdleWaitsForWhatIsToBeSent(t *testing.T) {
 	})
 }
 
-// TestWaitIdleSeesWhatHasMoved: a task that reaches a shard after that was
-// found idle, from one that is asked later, is not missed.
+// TestWaitIdleSeesWhatHasMoved: WaitIdle finds a shard idle, and then a task arrives there from a
+// shard that is asked later. This task is not missed.
 func TestWaitIdleSeesWhatHasMoved(t *testing.T) {
 	ctx := context.Background()
 	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
@@ -326,9 +325,8 @@ func TestWaitIdleSeesWhatHasMoved(t *testing.T) {
 	})
 }
 
-// TestLostTailOfMessages: at DurabilityProcess a power loss may take the last
-// messages from their sender and leave what they did to their receiver. Sender
-// and receiver then go on, and come to rest.
+// TestLostTailOfMessages: at DurabilityProcess a power loss may take the last messages from their
+// sender and leave their effects in the receiver. Sender and receiver then go on, and come to rest.
 func TestLostTailOfMessages(t *testing.T) {
 	ctx := context.Background()
 	disk := crashfs.New()
@@ -371,8 +369,8 @@ func payloadsOf(tasks ...[]codeq.Task) (all []string) {
 	return all
 }
 
-// TestFollowUpsReachTheirShards: follow-ups that belong to other shards arrive
-// there once each, more of them than are under way at a time.
+// TestFollowUpsReachTheirShards: follow-ups that belong to other shards arrive there once each,
+// even if they are more than can be under way at a time.
 func TestFollowUpsReachTheirShards(t *testing.T) {
 	queuetest.InFlow(t, codeq.Options{Shards: 3, Durability: codeq.DurabilityProcess}, func(f *queuetest.FlowTest) {
 		const n = 2*engine.BatchCap + 100
@@ -400,8 +398,8 @@ func TestFollowUpsReachTheirShards(t *testing.T) {
 	})
 }
 
-// numbersCommitter counts the commits of a shard with messages, and how often
-// they store a number of a last message.
+// numbersCommitter counts the commits of a shard with messages, and those that store the number of
+// a last message.
 type numbersCommitter struct {
 	inspect.Committer
 	commits, numbers int
@@ -432,8 +430,8 @@ func (c *numbersCommitter) Commit(b *pebble.Batch) error {
 	return c.Committer.Commit(b)
 }
 
-// TestNumbersAreStored: a shard knows from its own disk how its messages are
-// numbered, also when all have been taken; a commit tells it once for each receiver.
+// TestNumbersAreStored: a shard has the numbers of its messages on its own disk, even when all
+// messages have been taken. A commit stores the number once for each receiver.
 func TestNumbersAreStored(t *testing.T) {
 	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
 		var c numbersCommitter
@@ -485,8 +483,8 @@ func TestNumbersAreStored(t *testing.T) {
 	})
 }
 
-// TestNumbersThatAreNotStored: a directory without the numbers of the last
-// messages is read, and gets them.
+// TestNumbersThatAreNotStored: a directory without the numbers of the last messages can be opened,
+// and gets them.
 func TestNumbersThatAreNotStored(t *testing.T) {
 	disk := crashfs.New()
 	queuetest.InFlow(t, *inspect.With(&codeq.Options{Shards: 3, Durability: codeq.DurabilityDisk}, inspect.Private{FS: disk}), func(f *queuetest.FlowTest) {
@@ -520,10 +518,10 @@ func TestNumbersThatAreNotStored(t *testing.T) {
 	})
 }
 
-// TestMessagesAreKeptUntilDurable: the receiver of a message that has not synced its log may lose
-// with its power what it has taken, whatever the sender has synced; it gets the message again.
-// The next messages and WaitIdle do not wait for that. At DurabilityDisk a message is deleted once
-// it is taken.
+// TestMessagesAreKeptUntilDurable: a receiver that has not synced its log may lose the effect of a
+// message in a power loss, even if the sender has synced its own log. The receiver gets the message
+// again. The next messages and WaitIdle do not wait for that. At DurabilityDisk a message is
+// deleted once it is taken.
 func TestMessagesAreKeptUntilDurable(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()

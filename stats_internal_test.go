@@ -11,7 +11,7 @@ import (
 	"codeq/internal/owner"
 )
 
-// TestStatsAmidRestore: while the store of a replica is being replaced, its statistics say so.
+// TestStatsAmidRestore: while the store of a replica is being replaced, its statistics report that.
 func TestStatsAmidRestore(t *testing.T) {
 	q := loneNode(t, 1)
 	r := q.replicas[0]
@@ -47,8 +47,8 @@ func TestQuantileOfUpkeep(t *testing.T) {
 	require.EqualValues(t, 1, upkeepStats(&table)[UpkeepWake].Buckets[owner.UpkeepBuckets-1])
 }
 
-// TestObservationIsBounded: queues beyond a number are told together, and the memory of many is not
-// kept; no change is lost.
+// TestObservationIsBounded: beyond a number of queues, the others are reported together, and the
+// memory for many queues is not kept. No change is lost.
 func TestObservationIsBounded(t *testing.T) {
 	o := new(observed)
 	for round := range 2 {

@@ -23,7 +23,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// infoIn is what Info says of one queue; zero if it does not name it.
+// infoIn returns the Info of one queue, or zero if Info does not name the queue.
 func infoIn(t *testing.T, q interface {
 	Info(context.Context) ([]codeq.QueueInfo, error)
 }, queue string) (info codeq.QueueInfo) {
@@ -41,8 +41,8 @@ func infoIn(t *testing.T, q interface {
 	return info
 }
 
-// TestInfo: what has happened to the tasks of a queue is counted once, by day as well, and stays
-// when the queue is closed, or killed, and when all of its tasks have ended.
+// TestInfo: every event of a task is counted once for its queue, and once for the day. The counts
+// stay when the queue is closed or killed, and when all of its tasks have ended.
 func TestInfo(t *testing.T) {
 	for _, shards := range []int{1, 3} {
 		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
@@ -134,8 +134,8 @@ func TestInfo(t *testing.T) {
 	}
 }
 
-// TestTotalsOfGoneQueues: of queues that come and go, which memory and counters do not keep, the
-// totals go on when they come back, and are forgotten after 90 days.
+// TestTotalsOfGoneQueues: memory and counters do not keep queues that come and go. The totals of
+// such a queue go on when it comes back, and are forgotten after 90 days.
 func TestTotalsOfGoneQueues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
@@ -182,7 +182,7 @@ func TestTotalsOfGoneQueues(t *testing.T) {
 	})
 }
 
-// TestStorageStatsWhileClosing: there are numbers, or ErrClosed.
+// TestStorageStatsWhileClosing: StorageStats returns numbers or ErrClosed.
 func TestStorageStatsWhileClosing(t *testing.T) {
 	t.Parallel()
 	for range 20 {
@@ -209,8 +209,8 @@ func TestStorageStatsWhileClosing(t *testing.T) {
 	}
 }
 
-// TestCacheBytes: readers have as much of the block cache as Options says, whatever memtables
-// occupy, and find there what they have read before.
+// TestCacheBytes: readers have the whole block cache of Options, for any size of the memtables, and
+// find earlier reads in it.
 func TestCacheBytes(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -253,7 +253,7 @@ func TestCacheBytes(t *testing.T) {
 	require.Greater(t, read(some), 0.9)
 }
 
-// TestStorageStats holds what the stores say against the directory.
+// TestStorageStats compares the statistics of the stores with the directory.
 func TestStorageStats(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -272,7 +272,7 @@ func TestStorageStats(t *testing.T) {
 	}
 	empty := stats()
 	payload := make([]byte, 8<<10)
-	const tasks = 200 // of which a shard gets 200 KiB times four: some memtables full
+	const tasks = 200 // 800 KiB for each shard: several memtables
 	for range tasks / 2 {
 		for i := range 2 {
 			_, err := queuetest.StartingAt(q, i).ProduceBatch(t.Context(), []codeq.Task{{Queue: "a", Payload: payload}})
@@ -306,7 +306,7 @@ func TestStorageStats(t *testing.T) {
 	_, err = q.StorageStats()
 	require.ErrorIs(t, err, codeq.ErrClosed)
 
-	// What counts begins again; what is, does not.
+	// Counters begin again, and sizes stay.
 	q, err = codeq.Open(dir, opts)
 	require.NoError(t, err)
 	var reopened int64
@@ -340,8 +340,8 @@ func sizeOf(t *testing.T, dir string) (bytes int64) {
 	return bytes
 }
 
-// TestProcessInfo: the shards together have what Info says; beside it are the workers, the disk,
-// the next tick of any schedule, also of one that cannot tick, and the events that were lost.
+// TestProcessInfo: the sum of the shards is as in Info. ProcessInfo also has the workers, the disk,
+// the next tick of any schedule, also of one that cannot tick, and the number of lost events.
 func TestProcessInfo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
@@ -434,7 +434,8 @@ func TestProcessInfo(t *testing.T) {
 	})
 }
 
-// TestLocalProcessInfo: a program beside the process is told what the process knows.
+// TestLocalProcessInfo: a client beside the process gets the same ProcessInfo as the process
+// itself.
 func TestLocalProcessInfo(t *testing.T) {
 	t.Parallel()
 	s := openServed(t, filepath.Join(t.TempDir(), "queue"), codeq.Options{Shards: 2})
@@ -462,8 +463,8 @@ func TestLocalProcessInfo(t *testing.T) {
 	require.Positive(t, told.MinFreeBytes)
 }
 
-// TestProcessInfoOfFailedShard: a shard that has failed, or does not answer in time, has an error,
-// and the others have their numbers.
+// TestProcessInfoOfFailedShard: a shard that has failed, or does not answer in time, has an error.
+// The other shards have their numbers.
 func TestProcessInfoOfFailedShard(t *testing.T) {
 	t.Parallel()
 	q, err := codeq.Open(t.TempDir(), &codeq.Options{Shards: 2})

@@ -16,7 +16,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// diamond is a task, two that wait for it, and one that waits for both.
+// diamond is a task, two that wait for it, and one that waits for these two.
 func diamond() []codeq.Task {
 	return []codeq.Task{
 		{Queue: "top"},
@@ -26,7 +26,7 @@ func diamond() []codeq.Task {
 	}
 }
 
-// TestNth: a batch, or the follow-ups of a completion, is stored as a flow whole.
+// TestNth: a batch, or the follow-ups of a completion, is stored as a whole flow.
 func TestNth(t *testing.T) {
 	for _, shards := range []int{1, 3} {
 		queuetest.InFlow(t, codeq.Options{Shards: shards}, func(f *queuetest.FlowTest) {
@@ -145,9 +145,9 @@ func TestNthIsRefused(t *testing.T) {
 	})
 }
 
-// TestFollowUpsOverShards: follow-ups of a completion wait for each other, whichever shards their
-// keys, groups and limits belong to. When Complete has returned, all of them are there and know
-// each other.
+// TestFollowUpsOverShards: follow-ups of a completion wait for each other, for any shards of their
+// keys, groups and limits. When Complete has returned, all of them are stored, with the links
+// between them.
 func TestFollowUpsOverShards(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -202,8 +202,8 @@ func TestFollowUpsOverShards(t *testing.T) {
 	}
 }
 
-// TestFollowUpsOfRunOverShards: a handler's follow-ups wait for each other, too, and WaitIdle waits
-// for those that are on their way.
+// TestFollowUpsOfRunOverShards: the follow-ups of a handler wait for each other too, and WaitIdle
+// waits for those on their way.
 func TestFollowUpsOfRunOverShards(t *testing.T) {
 	t.Parallel()
 	queuetest.InFlow(t, codeq.Options{Shards: 4}, func(f *queuetest.FlowTest) {
@@ -233,9 +233,8 @@ func TestFollowUpsOfRunOverShards(t *testing.T) {
 	})
 }
 
-// TestFollowUpsOfFollowUpsEnd: a follow-up that is canceled, or completed, before the shard of
-// another one has asked for it counts as it has ended, whatever that one does about parents that
-// are missing.
+// TestFollowUpsOfFollowUpsEnd: a follow-up is canceled or completed before the shard of its child
+// asks for it. It then counts as ended, for any OnMissing of the child.
 func TestFollowUpsOfFollowUpsEnd(t *testing.T) {
 	t.Parallel()
 	for _, onMissing := range []codeq.OnMissing{codeq.RunOnMissing, codeq.CancelOnMissing, codeq.RefuseOnMissing} {
@@ -290,7 +289,7 @@ func TestKeysAndJoin(t *testing.T) {
 				f.Complete("join")
 				f.Complete("end")
 
-				// groups, and a task that waits for what is stored before it and after it
+				// groups, and a task that waits for others stored before it and after it
 				ids = f.Batch(
 					codeq.Task{Queue: "b", Group: "g"}, codeq.Task{Queue: "c"},
 					codeq.Task{Queue: "d", Group: "h", After: []codeq.ID{codeq.Nth(0), codeq.Nth(1)}},
@@ -343,7 +342,7 @@ func TestFollowUpOfItself(t *testing.T) {
 	}
 }
 
-// TestParentResults: what the parents leave behind is read by their IDs.
+// TestParentResults: a child reads the results of its parents by their IDs.
 func TestParentResults(t *testing.T) {
 	queuetest.InFlow(t, codeq.Options{Shards: 3, Retention: time.Hour}, func(f *queuetest.FlowTest) {
 		var m codeq.Mux
@@ -381,9 +380,9 @@ func TestParentResults(t *testing.T) {
 	})
 }
 
-// TestFollowUpReplacesItself: a task whose idempotency key outlives it, and
-// whose follow-up has the same key and Replace, is completed; the follow-up is
-// a duplicate, since there is nothing left that waits.
+// TestFollowUpReplacesItself: a task has an idempotency key that outlives it, and its follow-up has
+// the same key and Replace. The task is completed, and the follow-up is a duplicate, since no
+// waiting task is left to replace.
 func TestFollowUpReplacesItself(t *testing.T) {
 	queuetest.InFlow(t, codeq.Options{Shards: 1}, func(f *queuetest.FlowTest) {
 		task := codeq.Task{Queue: "a", Unique: codeq.Unique{Key: "k", For: time.Hour, Replace: true}}

@@ -22,8 +22,8 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestGroupOneAtATime: of a group one task is ready or leased, in the order of
-// produce, and others do not wait for it.
+// TestGroupOneAtATime: one task of a group is ready or leased, in the order of produce. Tasks of
+// other groups do not wait for it.
 func TestGroupOneAtATime(t *testing.T) {
 	forShards(t, func(t *testing.T, q *codeq.Queue) {
 		ids := queuetest.Produce(t, q, named(codeq.Task{Queue: "a", Group: "g"}, "1", "2", "3", "4")...)
@@ -67,8 +67,7 @@ func TestGroupWakes(t *testing.T) {
 	})
 }
 
-// TestGroupRedriven: a dead letter that is redriven queues up in its group again,
-// where its first place is free.
+// TestGroupRedriven: a redriven dead letter queues up in its group again, in its original place.
 func TestGroupRedriven(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
 		ids := queuetest.Produce(t, q, named(codeq.Task{Queue: "a", Group: "g"}, "1", "2", "3")...)
@@ -92,8 +91,8 @@ func TestGroupRedriven(t *testing.T) {
 	})
 }
 
-// TestGroupLimitKey: the task whose turn it is may have to wait for room in the
-// limit of its key; it keeps the turn.
+// TestGroupLimitKey: the task with the turn of its group may have to wait for room in the limit of
+// its key. It keeps the turn.
 func TestGroupLimitKey(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
 		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 })
@@ -118,8 +117,8 @@ func TestGroupLimitKey(t *testing.T) {
 	})
 }
 
-// TestGroupCrash: wherever a crash falls, also right after the end of the task
-// that has the turn, the rest of the group is worked on in its order.
+// TestGroupCrash: after a crash at any moment, also right after the end of the task with the turn,
+// the rest of the group is handled in order.
 func TestGroupCrash(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -169,8 +168,7 @@ func TestGroupCrash(t *testing.T) {
 	})
 }
 
-// TestGroupsBeyondMemory: with more groups than memory holds, whose turn it is
-// is read from disk.
+// TestGroupsBeyondMemory: with more groups than memory holds, their turns are read from disk.
 func TestGroupsBeyondMemory(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -238,8 +236,8 @@ func TestGroupsBeyondMemory(t *testing.T) {
 	})
 }
 
-// TestTurnPassesInOneCommit: the next of a group is ready in the commit that ends the task before
-// it, without a read; of those that wait and are not in memory several are read at a time.
+// TestTurnPassesInOneCommit: the commit that ends a task makes the next one of its group ready,
+// without a read. Waiting tasks that are not in memory are read several at a time.
 func TestTurnPassesInOneCommit(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
 		const waiting = 10 * engine.WaitersAhead
@@ -271,8 +269,8 @@ func TestTurnPassesInOneCommit(t *testing.T) {
 	})
 }
 
-// TestGroupHeldAlone: a dead letter holds the turn also if nobody waits for it, and again
-// after it was redriven and has died again. Other groups, and tasks without one, go on.
+// TestGroupHeldAlone: a dead letter holds the turn even if no task waits for it, and again after it
+// was redriven and has died again. Other groups, and tasks without a group, go on.
 func TestGroupHeldAlone(t *testing.T) {
 	t.Parallel()
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
@@ -303,8 +301,8 @@ func TestGroupHeldAlone(t *testing.T) {
 	})
 }
 
-// TestGroupHeldRetention: a dead letter that holds a turn is kept longer than DeadRetention
-// says. One that passes it on is not.
+// TestGroupHeldRetention: a dead letter that holds a turn is kept longer than its DeadRetention.
+// One that passes the turn on is not.
 func TestGroupHeldRetention(t *testing.T) {
 	t.Parallel()
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
@@ -359,8 +357,8 @@ func TestGroupHeldReconfigured(t *testing.T) {
 	})
 }
 
-// TestGroupHeldParent: a dead letter that holds a turn may get children; they are canceled
-// with its purge, and its group goes on.
+// TestGroupHeldParent: a dead letter that holds a turn may get children. Its purge cancels them,
+// and its group goes on.
 func TestGroupHeldParent(t *testing.T) {
 	t.Parallel()
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 1, Retention: codeq.Forever}, func(t *testing.T, p *queuetest.Process) {
@@ -375,8 +373,9 @@ func TestGroupHeldParent(t *testing.T) {
 	})
 }
 
-// TestGroupHeldKey: a dead letter whose idempotency key has been taken by a task that waits
-// behind it cannot be redriven, and holds the turn until it is purged or canceled.
+// TestGroupHeldKey: a task that waits behind a dead letter has taken the idempotency key of the
+// dead letter. This dead letter cannot be redriven, and holds the turn until it is purged or
+// canceled.
 func TestGroupHeldKey(t *testing.T) {
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
 		queuetest.Configure(t, p.Queue, "a", holdGroups)
@@ -394,8 +393,8 @@ func TestGroupHeldKey(t *testing.T) {
 	})
 }
 
-// TestGroupHeldRepair: a repair finds out who holds a turn, also when the entry that says so is
-// lost. A task that is ready goes before a dead letter that says that it holds the turn.
+// TestGroupHeldRepair: a repair finds the holder of a turn, even if the entry for it is lost. A
+// ready task goes before a dead letter that claims to hold the turn.
 func TestGroupHeldRepair(t *testing.T) {
 	for _, ready := range []bool{false, true} {
 		disk := crashfs.New()
@@ -449,8 +448,8 @@ func TestGroupHeldRepair(t *testing.T) {
 
 func holdGroups(s *codeq.Settings) { s.HoldGroups = true }
 
-// TestGroupHeld: with HoldGroups, a group waits for its dead letter however the task has
-// died, and goes on in its order whatever then becomes of the dead letter.
+// TestGroupHeld: with HoldGroups, a group waits for its dead letter after any kind of death, and
+// goes on in order after any end of the dead letter.
 func TestGroupHeld(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -470,7 +469,7 @@ func TestGroupHeld(t *testing.T) {
 		},
 	}
 	ends := map[string]struct {
-		first string // of those that are worked on then
+		first string // the first task that is handled then
 		end   func(p *queuetest.Process, id codeq.ID)
 	}{
 		"redriven":         {"1", func(p *queuetest.Process, id codeq.ID) { require.NoError(p.T, p.RedriveDead(ctx, id)) }},
@@ -513,8 +512,8 @@ func TestGroupHeld(t *testing.T) {
 	}
 }
 
-// TestGroupHeldCrash: wherever a crash falls between a death and what follows on the end of
-// the dead letter, the order is kept.
+// TestGroupHeldCrash: the order is kept after a crash at any point between a death and the effects
+// of the end of the dead letter.
 func TestGroupHeldCrash(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -20,7 +20,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// pinTest is parents whose retention is a minute, and children that take longer.
+// pinTest has parents with a retention of a minute, and children that take longer.
 type pinTest struct{ *queuetest.FlowTest }
 
 // inPins runs a test with parents in shard 0 and children in the same shard and in another.
@@ -40,7 +40,7 @@ func (f *pinTest) finish(queue, result string) {
 	f.Check()
 }
 
-// wait lets an hour pass, as many minutes: every retention ends several times.
+// wait takes an hour, in steps of a minute: every retention ends several times.
 func (f *pinTest) wait() {
 	f.Helper()
 	for range 60 {
@@ -50,7 +50,7 @@ func (f *pinTest) wait() {
 	f.Check()
 }
 
-// requireResult makes sure that a parent's result can be read.
+// requireResult requires that a parent's result can be read.
 func (f *pinTest) requireResult(parent codeq.ID, want string) {
 	f.Helper()
 	info, err := f.Q.Get(context.Background(), parent)
@@ -58,7 +58,7 @@ func (f *pinTest) requireResult(parent codeq.ID, want string) {
 	require.Equal(f, want, string(info.Result))
 }
 
-// requireForgotten makes sure that a task is forgotten within its retention from now on.
+// requireForgotten requires that a task is forgotten within its retention from now on.
 func (f *pinTest) requireForgotten(ids ...codeq.ID) {
 	f.Helper()
 	f.Check()
@@ -68,8 +68,8 @@ func (f *pinTest) requireForgotten(ids ...codeq.ID) {
 	require.Zero(f, queuetest.Stored(f.T, f.Q, keys.Pin)+queuetest.Stored(f.T, f.Q, keys.Pinned), "pins that are left")
 }
 
-// TestPinnedResult: the result of a kept parent is there until the last child that
-// waited for it has ended, whatever the child waits for in the meantime, and no longer.
+// TestPinnedResult: the result of a kept parent stays until the last child that waited for it has
+// ended, for any waits of that child in the meantime, and no longer.
 func TestPinnedResult(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -107,7 +107,7 @@ func TestPinnedResult(t *testing.T) {
 	})
 }
 
-// TestUnpin: whatever ends a child lets go of its parents.
+// TestUnpin: every kind of end of a child unpins its parents.
 func TestUnpin(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -165,7 +165,7 @@ func TestUnpin(t *testing.T) {
 	}
 }
 
-// parents is the tasks that are done and kept.
+// parents are the tasks that are done and kept.
 func (f *pinTest) parents() (ids []codeq.ID) {
 	f.Helper()
 	for t, err := range f.Q.List(context.Background(), codeq.ListOptions{State: codeq.Done, Queue: "parent"}) {
@@ -176,8 +176,9 @@ func (f *pinTest) parents() (ids []codeq.ID) {
 	return ids
 }
 
-// TestPinByExisting: a child that comes when its parent has ended keeps it as well; one that
-// was canceled while it waited does not; and nobody keeps what is kept for ever, or not at all.
+// TestPinByExisting: a child that comes after the end of its parent pins the parent as well. A
+// child that was canceled while it waited does not. A parent that is kept for ever, or not at all,
+// is not pinned.
 func TestPinByExisting(t *testing.T) {
 	inPins(t, func(f *pinTest, at int) {
 		parent := f.ProduceAt(0, codeq.Task{Queue: "parent"})
@@ -213,8 +214,8 @@ func TestPinByExisting(t *testing.T) {
 	})
 }
 
-// TestPinByMany: a parent with more children than are told in the commit of its end, and a child
-// with more parents than it lets go of in one group, leave nothing behind.
+// TestPinByMany: nothing is left of a parent with more children than the commit of its end tells,
+// and of a child with more parents than it unpins in one group.
 func TestPinByMany(t *testing.T) {
 	t.Parallel()
 	inPins(t, func(f *pinTest, at int) {
@@ -252,8 +253,8 @@ func TestPinByMany(t *testing.T) {
 	})
 }
 
-// TestPinsAreRepaired: a store without what counts the pins, or with pins of tasks that are lost,
-// is found out and repaired; what the children that are left wait for is kept.
+// TestPinsAreRepaired: Verify finds and repairs a store without the counts of its pins, with wrong
+// counts, or with pins of lost tasks. The parents of the remaining children are kept.
 func TestPinsAreRepaired(t *testing.T) {
 	remove := func(prefix byte) func(t *testing.T, db *pebble.DB) {
 		return func(t *testing.T, db *pebble.DB) {
@@ -306,7 +307,7 @@ func TestPinsAreRepaired(t *testing.T) {
 					require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil))
 				}
 				f.Check()
-				if name != "count" { // of which the retention is lost
+				if name != "count" { // without the count, the retention is lost
 					f.requireForgotten(parent)
 				}
 			})
@@ -314,7 +315,7 @@ func TestPinsAreRepaired(t *testing.T) {
 	}
 }
 
-// children is the leases of all that are ready.
+// children claims all ready children.
 func (f *pinTest) children() iter.Seq[*codeq.Lease] {
 	return func(yield func(*codeq.Lease) bool) {
 		for {

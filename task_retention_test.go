@@ -17,8 +17,8 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestRetentionPrecedence: the task says how long it is kept; or else its queue;
-// or else the options.
+// TestRetentionPrecedence: the task says how long it is kept, or else its queue, or else the
+// options.
 func TestRetentionPrecedence(t *testing.T) {
 	ctx := context.Background()
 	const no = time.Duration(0)
@@ -70,8 +70,8 @@ func TestRetentionPrecedence(t *testing.T) {
 	}
 }
 
-// TestStatsOverExpiry: the counts are exact before and after what has ended is
-// forgotten, whatever was taken out of its bucket before, and over restarts.
+// TestStatsOverExpiry: the counts are exact before and after ended tasks are forgotten, even if
+// some tasks left their bucket before, and over restarts.
 func TestStatsOverExpiry(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -111,7 +111,7 @@ func TestStatsOverExpiry(t *testing.T) {
 	}
 }
 
-// TestBucketsAreNoNarrowerThanASecond: short retentions do not make more of them.
+// TestBucketsAreNoNarrowerThanASecond: short retentions do not make more buckets.
 func TestBucketsAreNoNarrowerThanASecond(t *testing.T) {
 	for r := int64(1); r < 20_000; r++ {
 		until := map[uint64]bool{}
@@ -150,8 +150,8 @@ func completeAll(t *testing.T, q *codeq.Queue, queue string, n int) {
 	}
 }
 
-// TestExpiryCostsLittle: ten thousand results that are forgotten at the same
-// time cost one range deletion, and those of another time stay.
+// TestExpiryCostsLittle: ten thousand results that are forgotten at the same time cost one range
+// deletion, and results of another time stay.
 func TestExpiryCostsLittle(t *testing.T) {
 	t.Parallel()
 	const n = 10_000
@@ -182,7 +182,7 @@ func TestExpiryCostsLittle(t *testing.T) {
 	})
 }
 
-// TestManyBucketsExpire: what is forgotten at one moment is, in groups of bounded size,
+// TestManyBucketsExpire: tasks that expire at one moment are forgotten in groups of bounded size,
 // and each bucket at its time.
 func TestManyBucketsExpire(t *testing.T) {
 	testbase.SkipUnderRace(t)

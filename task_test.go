@@ -22,7 +22,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// testJSON: v becomes the JSON and is read back. The zero T has no fields.
+// testJSON requires that v becomes this JSON and is read back from it. The zero T has no fields.
 func testJSON[T any](t *testing.T, v T, want string) {
 	t.Helper()
 	var compact bytes.Buffer
@@ -95,7 +95,7 @@ func TestJSON(t *testing.T) {
 		`{"Name": "odd", "Every": 1000000000, "LastError": "unknown time zone"}`)
 }
 
-// TestJSONOfTheQueue: the JSON of what the queue returns has neither nulls nor zero times.
+// TestJSONOfTheQueue: the JSON of the queue's results has neither nulls nor zero times.
 func TestJSONOfTheQueue(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 1, Retention: time.Hour}, func(t *testing.T, q *codeq.Queue) {
 		sub, err := q.Subscribe(codeq.SubscribeOptions{})
@@ -159,8 +159,8 @@ func timesOf(v reflect.Value, visit func(time.Time)) {
 	}
 }
 
-// TestTimesAreInUTC: every time that the queue returns is in UTC, and JSON can write it, up to the
-// last moment that RunAt may be; whatever the zone of the machine is.
+// TestTimesAreInUTC: every time that the queue returns is in UTC, for any zone of the machine. JSON
+// can write it, up to the last moment of RunAt.
 func TestTimesAreInUTC(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 1, Retention: time.Hour}, func(t *testing.T, q *codeq.Queue) {
 		ctx := t.Context()
@@ -339,8 +339,8 @@ func TestIDTime(t *testing.T) {
 	require.Equal(t, time.UnixMilli(0x0193b3c01234).UTC(), sampleID.Time())
 }
 
-// FuzzText: the text form of an ID and of a Receipt is refused, or is the only
-// one but for the case of its digits.
+// FuzzText: the text form of an ID and of a Receipt is either refused or unique, except for the
+// case of its digits.
 func FuzzText(f *testing.F) {
 	f.Add(codeq.Receipt{ID: sampleID, Token: 1<<63 + 5}.String())
 	f.Add(sampleID.String())
@@ -363,8 +363,8 @@ func FuzzText(f *testing.F) {
 	})
 }
 
-// TestNotUTF8: names, keys and headers that are not UTF-8 are refused, and nothing is stored; verbs
-// that read or end take any; the text of an error gets U+FFFD.
+// TestNotUTF8: names, keys and headers that are not UTF-8 are refused, and nothing is stored. Verbs
+// that read or end tasks accept any names. The text of an error gets U+FFFD.
 func TestNotUTF8(t *testing.T) {
 	t.Parallel()
 	q := queuetest.OpenForRun(t, codeq.Options{})
@@ -406,7 +406,7 @@ func TestNotUTF8(t *testing.T) {
 	require.Equal(t, "a\ufffd", queuetest.InfoOf(t, q, id).LastError)
 }
 
-// TestEachFieldIsStored: each field of a task is stored, whatever the others are.
+// TestEachFieldIsStored: each field of a task is stored, also without the other fields.
 func TestEachFieldIsStored(t *testing.T) {
 	t.Parallel()
 	q := queuetest.OpenForRun(t, codeq.Options{})
@@ -431,7 +431,8 @@ func TestEachFieldIsStored(t *testing.T) {
 	}
 }
 
-// TestVerifyNamesNotUTF8: Verify names the tasks whose headers are not UTF-8, which are no damage.
+// TestVerifyNamesNotUTF8: Verify names tasks with headers that are not UTF-8. Such headers are no
+// damage.
 func TestVerifyNamesNotUTF8(t *testing.T) {
 	t.Parallel()
 	disk := crashfs.New()

@@ -18,7 +18,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestReplaceCorrupt: a task that cannot be read is no duplicate; its shard stops.
+// TestReplaceCorrupt: an unreadable task is no duplicate. Its shard stops.
 func TestReplaceCorrupt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q, err := codeq.Open("queue", inspect.With(&codeq.Options{Shards: 1}, inspect.Private{FS: crashfs.New()}))
@@ -38,8 +38,8 @@ func TestReplaceCorrupt(t *testing.T) {
 	})
 }
 
-// TestNewKeysReadNothing: that a key is new is known without a look at the disk, however many there
-// are, also after Open, when all are listed; until then the others are looked up.
+// TestNewKeysReadNothing: the shard recognizes a new key without a read, for any number of keys.
+// After Open this holds once all keys are listed; until then the unlisted keys are looked up.
 func TestNewKeysReadNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -59,7 +59,7 @@ func TestNewKeysReadNothing(t *testing.T) {
 			require.NoError(t, err)
 			return readsOf(t, q) - before
 		}
-		const chance = 20 // keys with the fingerprint of another: one is to be expected
+		const chance = 20 // keys with the fingerprint of another key: about one is expected
 		for next < n {
 			require.Less(t, produceNew(), chance)
 		}
@@ -92,7 +92,7 @@ func TestNewKeysReadNothing(t *testing.T) {
 	})
 }
 
-// TestTooManyFingerprints: beyond their bound there are none, and keys are looked up.
+// TestTooManyFingerprints: beyond their bound there are no fingerprints, and keys are looked up.
 func TestTooManyFingerprints(t *testing.T) {
 	t.Parallel()
 	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
@@ -118,8 +118,8 @@ func TestTooManyFingerprints(t *testing.T) {
 	})
 }
 
-// TestKeyOfCanceledChild: the key of a task that is canceled with its parent is
-// freed in time, also if another key becomes free in the same group.
+// TestKeyOfCanceledChild: a task is canceled with its parent, and its key becomes free in time,
+// even if another key becomes free in the same group.
 func TestKeyOfCanceledChild(t *testing.T) {
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
 		parent := p.Store(codeq.Task{Queue: "parents"})
@@ -143,8 +143,8 @@ func TestKeyOfCanceledChild(t *testing.T) {
 	})
 }
 
-// TestChildIsScheduled: a task whose parents have ended waits for its time, also
-// if the time of another one comes in the same group.
+// TestChildIsScheduled: after the end of its parents a task waits for its own time, even if the
+// time of another task comes in the same group.
 func TestChildIsScheduled(t *testing.T) {
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 1, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *queuetest.Process) {
 		start := p.Now()
@@ -155,7 +155,7 @@ func TestChildIsScheduled(t *testing.T) {
 		p.Step()
 		p.Pass(time.Minute - time.Millisecond)
 		require.NoError(t, inspect.Of(p.Queue).Owner(0, func(s *inspect.Owner) error {
-			p.Skew.Add(int64(time.Millisecond)) // for the next group, which lets the child go on
+			p.Skew.Add(int64(time.Millisecond)) // for the next group, when the child goes on
 			_, err := s.Rules.Complete(engine.Receipt{ID: keys.ID(l.Receipt.ID), Token: l.Receipt.Token}, nil, nil, false)
 			return err
 		}))
@@ -167,13 +167,13 @@ func TestChildIsScheduled(t *testing.T) {
 	})
 }
 
-// readsOf is how many entries the owner of the only shard has read.
+// readsOf returns how many entries the owner of the only shard has read.
 func readsOf(t *testing.T, q *codeq.Queue) (n int) {
 	require.NoError(t, inspect.Of(q).Owner(0, func(s *inspect.Owner) error { n = s.Rules.Probe().Usage().Read; return nil }))
 	return n
 }
 
-// TestUniqueEnds: when a key is free after its task has ended.
+// TestUniqueEnds: the moment when a key becomes free after its task has ended.
 func TestUniqueEnds(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -221,7 +221,7 @@ func TestUniqueEnds(t *testing.T) {
 	}
 }
 
-// TestReleaseKeyOfScope: ReleaseKey finds the key by the fields that Produce does.
+// TestReleaseKeyOfScope: ReleaseKey finds the key by the same fields as Produce.
 func TestReleaseKeyOfScope(t *testing.T) {
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 4}, func(t *testing.T, p *queuetest.Process) {
 		ctx := context.Background()
@@ -245,8 +245,8 @@ func TestReleaseKeyOfScope(t *testing.T) {
 	})
 }
 
-// TestReleaseKey: a key that is released goes to the next task, whatever has
-// become of the first one, whose end does not touch the key any more.
+// TestReleaseKey: a released key goes to the next task, for any state of the first one. The end of
+// the first task does not touch the key any more.
 func TestReleaseKey(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -297,8 +297,8 @@ func TestReleaseKey(t *testing.T) {
 	}
 }
 
-// TestReleaseKeyAtOnce: a key is released in the group that produces its task, or completes it, and
-// the end of the task does not touch it afterwards.
+// TestReleaseKeyAtOnce: a key is released in the same group that produces or completes its task.
+// The end of the task does not touch the key afterwards.
 func TestReleaseKeyAtOnce(t *testing.T) {
 	for _, taken := range []time.Duration{0, time.Hour} {
 		queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
@@ -343,8 +343,8 @@ func TestReleaseKeyAtOnce(t *testing.T) {
 	}
 }
 
-// TestUniqueClock: a clock that is set back keeps a key taken neither longer nor shorter, one that
-// is set forward frees it early; never while its task lives.
+// TestUniqueClock: if the clock is set back, a key stays taken neither longer nor shorter. If it is
+// set forward, the key becomes free early, but never before the end of its task.
 func TestUniqueClock(t *testing.T) {
 	t.Parallel()
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
@@ -362,7 +362,7 @@ func TestUniqueClock(t *testing.T) {
 		p.Step()
 		require.Zero(t, p.Stored(keys.Unique), "its time had come once")
 
-		id = p.Store(task) // while the clock in the IDs, which does not go back, is ahead
+		id = p.Store(task) // while the clock of the IDs, which never goes back, is ahead
 
 		require.NoError(t, p.Complete(ctx, p.Take("a").Receipt, nil))
 		p.Step()
@@ -371,14 +371,14 @@ func TestUniqueClock(t *testing.T) {
 		p.Step()
 		p.Pass(10*time.Minute - time.Millisecond)
 		p.Taken(task, id)
-		p.Pass(time.Minute) // by then it has looked at the clock
+		p.Pass(time.Minute) // by then the owner has read the clock
 		require.Zero(t, p.Stored(keys.Unique))
 
 		id = p.Store(task)
 		require.NoError(t, p.Cancel(ctx, id))
 		p.Taken(task, id)
 		p.SetClock(4 * time.Hour)
-		next := p.Store(task) // at once, also before it is cleared away
+		next := p.Store(task) // at once, even before it is removed
 		require.NotEqual(t, id, next)
 		p.Step()
 		p.Pass(2 * time.Minute)

@@ -36,13 +36,13 @@ func TestUniqueScope(t *testing.T) {
 		}
 		p.Step()
 		for i, task := range scopes {
-			task.Priority, task.Payload, task.RunAt = 9, []byte("another"), time.Now().Add(time.Hour) // of no matter
+			task.Priority, task.Payload, task.RunAt = 9, []byte("another"), time.Now().Add(time.Hour) // these fields do not matter
 			p.Taken(task, ids[i])
 		}
 	})
 }
 
-// TestUniqueIsKept: Get shows what was produced.
+// TestUniqueIsKept: Get returns the Unique of a task as it was produced.
 func TestUniqueIsKept(t *testing.T) {
 	t.Parallel()
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
@@ -61,8 +61,8 @@ func TestUniqueIsKept(t *testing.T) {
 	})
 }
 
-// TestUniqueBatch: tasks of a batch may have the keys of stored ones, and of
-// each other; the rest is stored.
+// TestUniqueBatch: tasks of a batch may have the keys of stored tasks, and of each other. The rest
+// of the batch is stored.
 func TestUniqueBatch(t *testing.T) {
 	t.Parallel()
 	for _, shards := range []int{1, 4} {
@@ -100,8 +100,8 @@ func TestUniqueBatch(t *testing.T) {
 	}
 }
 
-// TestFollowUpOfOwnKey: as long as its For goes on, a task that has just been
-// completed is not replaced by its own follow-up.
+// TestFollowUpOfOwnKey: the follow-up of a completed task does not replace this task while the For
+// of their key lasts.
 func TestFollowUpOfOwnKey(t *testing.T) {
 	t.Parallel()
 	for _, replace := range []bool{false, true} {
@@ -130,8 +130,8 @@ func TestFollowUpOfOwnKey(t *testing.T) {
 	}
 }
 
-// TestUniqueRace: of many that produce the same key at the same time one
-// stores it, and the others learn its ID.
+// TestUniqueRace: many calls produce the same key at the same time. One stores its task, and the
+// others get its ID.
 func TestUniqueRace(t *testing.T) {
 	t.Parallel()
 	for _, shards := range []int{1, 3} {
@@ -174,8 +174,8 @@ func TestUniqueRace(t *testing.T) {
 	}
 }
 
-// TestReplaceRace: tasks that replace each other while workers take them: none
-// is lost, none is worked on twice, and the last one is worked on.
+// TestReplaceRace: tasks replace each other while workers take them. None is lost, none is handled
+// twice, and the last one is handled.
 func TestReplaceRace(t *testing.T) {
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 2, GroupCap: 5}, func(t *testing.T, p *queuetest.Process) {
 		ctx := context.Background()
@@ -235,8 +235,7 @@ func keyFor(t codeq.Task) codeq.UniqueKey {
 	return codeq.UniqueKey{Queue: t.Queue, Tenant: t.Tenant, Group: t.Group, LimitKey: t.LimitKey, Key: t.Unique.Key}
 }
 
-// TestReplaceInOneGroup: what replaces a task that the same group has changed
-// finds it changed.
+// TestReplaceInOneGroup: a task that replaces one that the same group has changed finds the change.
 func TestReplaceInOneGroup(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
 		ctx := context.Background()
@@ -279,7 +278,7 @@ func TestReplaceInOneGroup(t *testing.T) {
 	})
 }
 
-// TestDebounce: of a burst one task runs, the last, when it is quiet.
+// TestDebounce: of a burst only the last task runs, once the burst is over.
 func TestDebounce(t *testing.T) {
 	t.Parallel()
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 2}, func(t *testing.T, p *queuetest.Process) {
@@ -306,7 +305,7 @@ func TestDebounce(t *testing.T) {
 	})
 }
 
-// endings are the ways in which a task with a key ends.
+// endings end a task with a key, by the final state.
 var endings = map[codeq.State]func(p *queuetest.Process, id codeq.ID){
 	codeq.Done: func(p *queuetest.Process, id codeq.ID) {
 		require.NoError(p.T, p.Complete(context.Background(), p.Take("a").Receipt, nil))
@@ -317,7 +316,7 @@ var endings = map[codeq.State]func(p *queuetest.Process, id codeq.ID){
 	},
 }
 
-// TestUniqueRefused: what Produce, ProduceBatch, Complete and ReleaseKey do not accept.
+// TestUniqueRefused: keys that Produce, ProduceBatch, Complete and ReleaseKey refuse.
 func TestUniqueRefused(t *testing.T) {
 	q := openLimited(t)
 	ctx := context.Background()
@@ -368,9 +367,9 @@ func TestUniqueRefused(t *testing.T) {
 	require.NoError(t, queuetest.CheckAll(q.Queue))
 }
 
-// TestReplaceInBatch: in a batch, too, the last task that replaces others of its key wins, whether
-// the key is free, taken by a task that waits, or by one that is leased. The ID and After are those
-// of the first.
+// TestReplaceInBatch: in a batch too, the last task that replaces others of its key wins. The key
+// may be free, taken by a waiting task, or taken by a leased task. The ID and After are those of
+// the first task.
 func TestReplaceInBatch(t *testing.T) {
 	t.Parallel()
 	for _, shards := range []int{1, 4} {

@@ -15,8 +15,8 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestCallersPassUpkeep: while much is due at the same time, whoever calls is served within
-// two groups, and no step does more than its budget.
+// TestCallersPassUpkeep: while much is due at the same time, each call is served within two groups,
+// and no step does more than its budget.
 func TestCallersPassUpkeep(t *testing.T) {
 	n := testkit.Sized(8000, 100_000)
 	const size = 1000 // of a task, in bytes
@@ -41,7 +41,7 @@ func TestCallersPassUpkeep(t *testing.T) {
 	for _, load := range []struct {
 		name    string
 		prepare func(t *testing.T, q *codeq.Queue)
-		begin   func(t *testing.T, q *codeq.Queue) // makes much due
+		begin   func(t *testing.T, q *codeq.Queue) // makes much work due
 		end     codeq.Counts                       // of queue a
 	}{
 		{"a claim parks them", limited, noWait, codeq.Counts{Leased: 1, Blocked: uint64(n - 1)}},
@@ -102,7 +102,7 @@ func TestCallersPassUpkeep(t *testing.T) {
 				require.NoError(t, err)
 				for _, s := range st.Shards[0].Upkeep {
 					switch s.Kind {
-					case codeq.UpkeepRefill, codeq.UpkeepSeal, codeq.UpkeepCommit, codeq.UpkeepGroup, codeq.UpkeepRelease, codeq.UpkeepOperations: // those of prepare among them
+					case codeq.UpkeepRefill, codeq.UpkeepSeal, codeq.UpkeepCommit, codeq.UpkeepGroup, codeq.UpkeepRelease, codeq.UpkeepOperations: // these include the steps of prepare
 					default:
 						require.LessOrEqual(t, s.MaxRecords, int64(2100), s.Kind)
 						require.LessOrEqual(t, s.MaxBytes, int64(600<<10), s.Kind)
@@ -113,7 +113,7 @@ func TestCallersPassUpkeep(t *testing.T) {
 	}
 }
 
-// TestUpkeepStats: what an owner does is counted by kind, with its duration and its size.
+// TestUpkeepStats: the steps of an owner are counted by kind, with their durations and sizes.
 func TestUpkeepStats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q, err := codeq.Open(t.TempDir(), &codeq.Options{Shards: 1})
@@ -145,7 +145,7 @@ func TestUpkeepStats(t *testing.T) {
 		require.Greater(t, after[codeq.UpkeepGroup].MaxBytes, int64(1000))
 		require.GreaterOrEqual(t, after[codeq.UpkeepCommit].MaxRecords, int64(2), "the task, and counters")
 
-		// A step that takes long.
+		// A long step.
 		require.NoError(t, inspect.Of(q).Owner(0, func(*inspect.Owner) error {
 			time.Sleep(3 * time.Millisecond)
 			return nil
@@ -158,7 +158,7 @@ func TestUpkeepStats(t *testing.T) {
 		require.Equal(t, codeq.UpkeepOperations, longestStep(t, q, codeq.UpkeepGroup))
 		require.Equal(t, codeq.UpkeepGroup, longestStep(t, q, codeq.UpkeepOperations))
 
-		// Upkeep is counted when it has something to do, with what it reads.
+		// Upkeep is counted when it has work, together with its reads.
 		l := queuetest.ClaimNow(t, q, "a")
 		time.Sleep(time.Until(l.Deadline) + time.Second)
 		reaped := steps()[codeq.UpkeepReap]
@@ -168,7 +168,7 @@ func TestUpkeepStats(t *testing.T) {
 	})
 }
 
-// longestStep is the kind of the longest step of the owner, of those other than one.
+// longestStep returns the kind of the longest step of the owner, of all kinds but except.
 func longestStep(t *testing.T, q *codeq.Queue, except codeq.UpkeepKind) (kind codeq.UpkeepKind) {
 	st, err := q.StorageStats()
 	require.NoError(t, err)

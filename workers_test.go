@@ -24,7 +24,7 @@ func workersOf(t *testing.T, q *codeq.Queue) []codeq.WorkerInfo {
 	return workers
 }
 
-// TestWorkers: what is listed of each Run, as long as it lasts.
+// TestWorkers: the entry of each Run in the list, as long as the Run lasts.
 func TestWorkers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{})
@@ -82,7 +82,7 @@ func TestWorkers(t *testing.T) {
 	})
 }
 
-// TestWorkerName: names are bounded.
+// TestWorkerName: the length of a name is bounded.
 func TestWorkerName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{})
@@ -105,8 +105,8 @@ func TestWorkerName(t *testing.T) {
 	})
 }
 
-// TestQuietWorkers: a worker that is quiet takes nothing, whatever comes, and its handlers go on;
-// another one takes the tasks. Then it goes on.
+// TestQuietWorkers: a quiet worker takes no more tasks, and its handlers go on. Another worker
+// takes the tasks. Then the first worker goes on.
 func TestQuietWorkers(t *testing.T) {
 	for _, shards := range []int{1, 2} {
 		t.Run(fmt.Sprint("shards=", shards), func(t *testing.T) {
@@ -185,8 +185,8 @@ func TestQuietWorkers(t *testing.T) {
 	}
 }
 
-// TestQuietDuringCommit: a claim whose commit is under way is over when
-// QuietWorkers returns; what it brings is done.
+// TestQuietDuringCommit: when QuietWorkers returns, a claim with a commit under way is over, and
+// its tasks are handled.
 func TestQuietDuringCommit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{})
