@@ -87,8 +87,8 @@ func TestMiddlewareIsComposedOnce(t *testing.T) {
 	})
 }
 
-// TestMiddlewareSeesOutcomes: the error of the handler as it is, and a panic
-// and an undecodable payload as errors.
+// TestMiddlewareSeesOutcomes: middleware gets the error of the handler itself, and errors for a
+// panic and for an undecodable payload.
 func TestMiddlewareSeesOutcomes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{Retention: time.Hour})
@@ -582,7 +582,8 @@ func TestCodecs(t *testing.T) {
 	})
 }
 
-// TestCodecIsNotAsked: bytes are their own encoding, and an empty payload is the zero value.
+// TestCodecIsNotAsked: bytes are their own encoding, and an empty payload is the zero value,
+// without a call of the codec.
 func TestCodecIsNotAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{Retention: time.Hour})

@@ -217,7 +217,7 @@ func TestObserver(t *testing.T) {
 	})
 }
 
-// TestObserverOfCommits: the duration of a commit, and the number of its operations of callers.
+// TestObserverOfCommits: the duration of a commit, and the number of its operations from callers.
 func TestObserverOfCommits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sum := new(tally)

@@ -245,7 +245,7 @@ func TestDefaultLimits(t *testing.T) {
 	require.Equal(t, map[string]codeq.Counts{text(255): {Ready: 1}, "batch": {Ready: 10_000}}, counts)
 }
 
-// TestBatchLimits: of ProduceBatch and of the follow-ups of Complete.
+// TestBatchLimits: the limits of ProduceBatch and of the follow-ups of Complete.
 func TestBatchLimits(t *testing.T) {
 	q := openLimited(t)
 	ctx := context.Background()

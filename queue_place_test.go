@@ -94,7 +94,8 @@ func TestCopyOfOpenQueue(t *testing.T) {
 	_, err = codeq.Open(at("moved"), nil)
 	require.ErrorIs(t, err, codeq.ErrCopied)
 
-	// A copy in the same directory, or in another root of a volume: its inode is the same.
+	// A copy into the same directory, or into the root of another volume, where the directory has
+	// the same inode.
 	leaveOpen(t, at("renamed"), "")
 	path := filepath.Join(at("renamed"), manifest.Name)
 	open := testkit.ReadFile(t, path)
@@ -196,8 +197,8 @@ func TestOpenThatFails(t *testing.T) {
 	require.Nil(t, m.Open)
 }
 
-// killedQueue makes a queue of two shards and kills its process. While the process works, it calls
-// meanwhile, and produces tasks before and after this call.
+// killedQueue makes a queue of two shards and kills its process. It calls meanwhile while the
+// process works, and produces tasks before and after this call.
 func killedQueue(t *testing.T, dir string, meanwhile func()) (tasks []codeq.ID) {
 	kill, _ := child(t, "TestHelperProcessServes", serveDirEnv+"="+dir)
 	c, err := codeq.OpenLocal(t.Context(), dir)

@@ -340,8 +340,9 @@ func TestOpenLockedByAnotherProcess(t *testing.T) {
 	queuetest.RequireTasks(t, root, nil, tasks)
 }
 
-// requireLocked requires that neither another process nor this one can open a queue at path that is
-// open here. If told is set, the errors of the other process name this one.
+// requireLocked requires that the queue at path, which this process has open, cannot be opened by
+// another process or once more by this one. If told is set, the errors of the other process name
+// this one.
 func requireLocked(t *testing.T, path string, told bool) {
 	t.Helper()
 	out := openElsewhere(t, path)
@@ -535,9 +536,8 @@ func TestOpenRefusesAnotherShardCount(t *testing.T) {
 	queuetest.RequireTasks(t, root, &codeq.Options{Shards: 2}, tasks)
 }
 
-// toolWorld makes a queue in which much becomes due, and returns the disk as a killed process
-// leaves it. The receipt at is of a lease that does not end with its process. It is called in a
-// bubble.
+// toolWorld makes a queue in which much becomes due, and returns its disk as a killed process
+// leaves it; at is the receipt of a lease that does not end with its process. Call it in a bubble.
 func toolWorld(t *testing.T) (killed *crashfs.Disk, at codeq.Receipt) {
 	t.Helper()
 	ctx, disk := t.Context(), crashfs.New()

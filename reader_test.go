@@ -406,7 +406,7 @@ func TestReaderInAnotherProcess(t *testing.T) {
 }
 
 // TestReaderOfNode: a Reader shows the directory of a node without a change, and says how current
-// it is: a store has the entries that were in tables when the node was closed or killed.
+// the stores are: a store has the entries that were in tables when the node was closed or killed.
 func TestReaderOfNode(t *testing.T) {
 	t.Parallel()
 	ctx, root := context.Background(), t.TempDir()

@@ -223,8 +223,8 @@ func TestRunWithEndedContext(t *testing.T) {
 	})
 }
 
-// TestRunOnFailedShard: when a shard fails, Run ends with its error. The contexts of handlers with
-// its tasks end, and handlers with tasks of other shards end undisturbed.
+// TestRunOnFailedShard: when a shard fails, Run ends with the error of the shard. The contexts of
+// handlers with tasks of that shard end, and handlers with tasks of other shards end undisturbed.
 func TestRunOnFailedShard(t *testing.T) {
 	for _, concurrency := range []int{6, 7} { // with and without claims that wait
 		t.Run(fmt.Sprint(concurrency), func(t *testing.T) {

@@ -160,7 +160,8 @@ func TestCancelBeforeHandler(t *testing.T) {
 	})
 }
 
-// TestCancelToldToItsRun: of several calls of Run, only the one with the task gets its cancel.
+// TestCancelToldToItsRun: of several calls of Run, only the one with the task gets the cancel of
+// the task.
 func TestCancelToldToItsRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := openForRun(t, Options{Shards: 2})

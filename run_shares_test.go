@@ -20,8 +20,8 @@ import (
 	"codeq/test/queuetest"
 )
 
-// orderOfRun produces tasks in the queues a, b and c, and returns the order in which a Run with one
-// worker takes them.
+// orderOfRun produces tasks in the queues a, b and c, and returns the order of these queues in a
+// Run with one worker.
 func orderOfRun(t *testing.T, each int, opts codeq.RunOptions) (order []string) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{})

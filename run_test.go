@@ -104,7 +104,7 @@ func (r *activeRun) Reported() []error {
 	return slices.Clone(r.reports)
 }
 
-// untilCancelled is a handler that is slow and obedient.
+// untilCancelled is a slow handler that obeys its context.
 func untilCancelled(ctx context.Context, _ *codeq.Job[[]byte]) error {
 	<-ctx.Done()
 	return ctx.Err()
@@ -588,7 +588,7 @@ func TestLeaseLostToHandler(t *testing.T) {
 }
 
 // TestLeaseLostAtTheEnd: a handler ends after the loss of its lease, but before its context says
-// so. Its outcome of any kind is refused.
+// so. Any outcome of this handler is refused.
 func TestLeaseLostAtTheEnd(t *testing.T) {
 	boom := errors.New("boom")
 	for name, verdict := range map[string]error{"completed": nil, "failed": boom, "snoozed": codeq.Snooze(time.Hour)} {

@@ -212,7 +212,7 @@ func TestMissedSeconds(t *testing.T) {
 // TestLastOfRefusedTick: if the task of a tick is refused because the idempotency key is taken,
 // Last does not name this tick.
 func TestLastOfRefusedTick(t *testing.T) {
-	for i := range 8 { // whatever shards the key and the schedule belong to
+	for i := range 8 { // for any shards of the key and the schedule
 		t.Run(fmt.Sprint("key ", i), func(t *testing.T) { lastOfRefusedTick(t, fmt.Sprint(i)) })
 	}
 }

@@ -271,7 +271,8 @@ func timesOfClaims(t *testing.T, q *codeq.Queue, queue string, claims int) []tim
 	return times
 }
 
-// every returns n times: those of the burst are 0, and the others follow at intervals.
+// every returns n times: the first ones, as many as burst, are 0, and the others follow at
+// intervals.
 func every(interval time.Duration, burst, n int) []time.Duration {
 	times := make([]time.Duration, n)
 	for i := burst; i < n; i++ {

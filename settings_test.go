@@ -179,8 +179,8 @@ func TestSettingsAreListed(t *testing.T) {
 	}
 }
 
-// TestSettingsKept: all fields outlive restarts and crashes, each queue has its own,
-// and it needs no tasks.
+// TestSettingsKept: all fields outlive restarts and crashes. Each queue has its own settings, even
+// without tasks.
 func TestSettingsKept(t *testing.T) {
 	for _, shards := range []int{1, 3} {
 		synctest.Test(t, func(t *testing.T) {

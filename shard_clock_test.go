@@ -79,7 +79,7 @@ func TestClockJumpsUnderRun(t *testing.T) {
 	})
 }
 
-// wrongBy is how far the clocks of processes are ahead from the start.
+// wrongBy is how far clocks are ahead, in tests of processes that begin with a wrong clock.
 var wrongBy = []time.Duration{5 * time.Second, 24 * time.Hour, 13 * 365 * 24 * time.Hour}
 
 // bounded has a task of each kind that stays in its state for a given length.

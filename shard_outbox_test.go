@@ -43,8 +43,8 @@ func TestMessagesKeepTheirOrder(t *testing.T) {
 	})
 }
 
-// TestFollowUpsWithKeys: a follow-up that belongs to another shard is held back there by its key
-// and its group, like other tasks.
+// TestFollowUpsWithKeys: a follow-up that belongs to another shard is held back there by the key or
+// group that it shares with other tasks.
 func TestFollowUpsWithKeys(t *testing.T) {
 	ctx := context.Background()
 	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {

@@ -54,8 +54,7 @@ func TestGroupOneAtATime(t *testing.T) {
 	})
 }
 
-// TestGroupWakes: a claim that waits gets the next task of a group when the one
-// before has ended.
+// TestGroupWakes: a waiting claim gets the next task of a group when the task before it has ended.
 func TestGroupWakes(t *testing.T) {
 	forShards(t, func(t *testing.T, q *codeq.Queue) {
 		ids := queuetest.Produce(t, q, named(codeq.Task{Queue: "a", Group: "g"}, "1", "2")...)
@@ -328,7 +327,7 @@ func TestGroupHeldRetention(t *testing.T) {
 	})
 }
 
-// TestGroupHeldReconfigured: a change of HoldGroups is for tasks that die after it.
+// TestGroupHeldReconfigured: a change of HoldGroups applies to tasks that die after it.
 func TestGroupHeldReconfigured(t *testing.T) {
 	t.Parallel()
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {

@@ -167,8 +167,8 @@ func TestOnDead(t *testing.T) {
 	}
 }
 
-// TestAlterAsParentsEnd: a task is altered in the same group in which its last parent ends. It goes
-// on in the next group, and no record says any more that it waits.
+// TestAlterAsParentsEnd: one group both alters a task and ends its last parent. The task goes on in
+// the next group, and no record says any more that it waits.
 func TestAlterAsParentsEnd(t *testing.T) {
 	ctx := context.Background()
 	for _, c := range []struct {

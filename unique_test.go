@@ -316,7 +316,7 @@ var endings = map[codeq.State]func(p *queuetest.Process, id codeq.ID){
 	},
 }
 
-// TestUniqueRefused: keys that Produce, ProduceBatch, Complete and ReleaseKey refuse.
+// TestUniqueRefused: values of Unique that Produce, ProduceBatch, Complete and ReleaseKey refuse.
 func TestUniqueRefused(t *testing.T) {
 	q := openLimited(t)
 	ctx := context.Background()
