@@ -306,7 +306,7 @@ func requireInvalidOption(t *testing.T, dir string, o *Options, field string, va
 	}
 }
 
-// TestOptionBoundsAreComplete: every option with bounds is in optionBounds.
+// TestOptionBoundsAreComplete: every option is in optionBounds or is named here.
 func TestOptionBoundsAreComplete(t *testing.T) {
 	known := map[string]bool{"Backoff.Base": true, "Backoff.Max": true, "Logger": true, "Observer": true, "Cluster": true, "MinFreeBytes": true, "AcceptCopy": true, "MustExist": true, "Tool": true}
 	for _, b := range optionBounds {

@@ -578,7 +578,7 @@ func TestRatesOfManyQueues(t *testing.T) {
 	})
 }
 
-// TestClosedGateRefillsNothing: claims that wait at a limit of concurrency do not wake the shard,
+// TestClosedGateRefillsNothing: claims that wait at a limit of concurrency leave the shard at rest,
 // even when the windows of the lanes evict each other.
 func TestClosedGateRefillsNothing(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 1, WindowTasks: 2, WindowBytes: 1}, func(t *testing.T, q *codeq.Queue) {
@@ -606,8 +606,8 @@ func TestClosedGateRefillsNothing(t *testing.T) {
 	})
 }
 
-// fallsAsleep reports whether a shard comes to rest and stays at rest while other goroutines run:
-// otherwise synctest.Wait would not return.
+// fallsAsleep reports whether a shard comes to rest and stays at rest while other goroutines run.
+// It does not call synctest.Wait, which would never return if the shard did not rest.
 func fallsAsleep(t *testing.T, q *codeq.Queue) bool {
 	groups := func() int64 {
 		st, err := q.StorageStats()

@@ -162,7 +162,7 @@ func TestSettingsReachAllShards(t *testing.T) {
 }
 
 // TestSettingsAreListed: Stats names a queue with settings and without tasks, also after a restart,
-// but no queue without both.
+// but no queue that has neither.
 func TestSettingsAreListed(t *testing.T) {
 	t.Parallel()
 	dir, ctx := t.TempDir(), context.Background()
