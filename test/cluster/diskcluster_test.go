@@ -23,8 +23,8 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestFullDiskOfLeader: what counts for a shard is the disk of the node that leads it, on
-// whichever node it is asked; a follower's may be as full as the leader's must not be.
+// TestFullDiskOfLeader: only the disk of the leader of a shard counts, whichever node gets the
+// call. The disk of a follower may be so full that a leader with that disk would refuse tasks.
 func TestFullDiskOfLeader(t *testing.T) {
 	t.Parallel()
 	simCase(t, codeq.Options{MinFreeBytes: testkit.MinFree}, func(t *testing.T, c *simCluster) {
@@ -87,7 +87,7 @@ func TestFullDiskOfLeader(t *testing.T) {
 		goOn := make(chan struct{})
 		ended := make(chan error, 2)
 		runs, stop := context.WithCancel(ctx)
-		for _, q := range nodes { // of the handlers, some succeed and some do not
+		for _, q := range nodes { // some handlers succeed and some do not
 			mux := new(codeq.Mux)
 			var calls atomic.Int64
 			codeq.Handle(mux, "a", func(_ context.Context, j *codeq.Job[[]byte]) error {
@@ -124,9 +124,9 @@ func TestFullDiskOfLeader(t *testing.T) {
 	})
 }
 
-// TestFollowerWithFullDisk: a follower whose disk is full refuses what its leader
-// sends before it writes any of it; the others go on, and it catches up when there
-// is room, by the log if the leader still has it.
+// TestFollowerWithFullDisk: a follower with a full disk refuses the messages of its leader, and
+// writes no part of them. The other nodes go on. The follower catches up when there is room, by the
+// log if the leader still has it.
 func TestFollowerWithFullDisk(t *testing.T) {
 	t.Parallel()
 	for _, truncated := range []bool{false, true} {
@@ -158,7 +158,7 @@ func TestFollowerWithFullDisk(t *testing.T) {
 					truncate()
 					produce(10)
 				}
-				var reads atomic.Int64 // of the leader's log
+				var reads atomic.Int64 // of the log of the leader
 				leader.breakDisk(func(op, name string) bool {
 					if op == "read" {
 						reads.Add(1)
@@ -180,7 +180,7 @@ func TestFollowerWithFullDisk(t *testing.T) {
 				victim.fill(simtest.DiskSize)
 				wait := 2 * time.Second
 				if truncated {
-					wait = 12 * time.Second // Raft tries a snapshot again as rarely
+					wait = 12 * time.Second // Raft waits as long before it tries a snapshot again
 				}
 				time.Sleep(wait)
 				require.Equal(t, ahead.Applied(), behind.Applied())
@@ -190,7 +190,7 @@ func TestFollowerWithFullDisk(t *testing.T) {
 	}
 }
 
-// TestLeaderWithFullDisk: a node whose disk is full leads no shard for long.
+// TestLeaderWithFullDisk: a node with a full disk leads no shard for long.
 func TestLeaderWithFullDisk(t *testing.T) {
 	t.Parallel()
 	simCase(t, codeq.Options{MinFreeBytes: testkit.MinFree}, func(t *testing.T, c *simCluster) {
@@ -201,7 +201,7 @@ func TestLeaderWithFullDisk(t *testing.T) {
 		time.Sleep(store.LookEvery * time.Millisecond)
 		require.NoError(t, inspect.Of(simQueue(leader)).Group(0).Raft().LeadershipTransferToServer(
 			inspect.Of(simQueue(victim)).Node().Self().ServerID(), raft.ServerAddress(victim.name)).Error())
-		require.Eventually(t, func() bool { // it may win more than one election
+		require.Eventually(t, func() bool { // the node may win more than one election
 			_, err := simQueue(victim).Produce(context.Background(), codeq.Task{Queue: "a"})
 			return err == nil
 		}, simPatience, 10*time.Millisecond)
@@ -211,8 +211,8 @@ func TestLeaderWithFullDisk(t *testing.T) {
 	})
 }
 
-// TestCloseOfLeaderOfFullDisks: a leader whose followers have no room for what it commits can be
-// closed nevertheless.
+// TestCloseOfLeaderOfFullDisks: a leader can be closed although the disks of its followers have no
+// room for its entries.
 func TestCloseOfLeaderOfFullDisks(t *testing.T) {
 	t.Parallel()
 	simCaseOf(t, hidingRoom(codeq.Options{Shards: 1, MinFreeBytes: testkit.MinFree}), 0, func(t *testing.T, c *simCluster) {
@@ -240,8 +240,8 @@ func TestCloseOfLeaderOfFullDisks(t *testing.T) {
 	})
 }
 
-// TestMembersOnFullDisk: on a full disk the members of a shard are not changed, but a change that
-// Raft has begun is stored: a leader goes by it in any case.
+// TestMembersOnFullDisk: on a full disk the members of a shard do not change. Raft stores a change
+// that it has begun: the leader acts on it in any case.
 func TestMembersOnFullDisk(t *testing.T) {
 	simCase(t, codeq.Options{MinFreeBytes: testkit.MinFree}, func(t *testing.T, c *simCluster) {
 		leader, other := c.lead()
@@ -265,14 +265,14 @@ func TestMembersOnFullDisk(t *testing.T) {
 	})
 }
 
-// hidingRoom makes the nodes hide from each other how full their disks are, so that an entry of a
-// leader is stuck when the disks of the others are full.
+// hidingRoom makes the nodes hide from each other how full their disks are. An entry of a leader is
+// then stuck while the disks of the others are full.
 func hidingRoom(opts codeq.Options) codeq.Options {
 	return *inspect.With(&opts, inspect.Private{HidesRoom: true})
 }
 
-// withFullMajority runs a story with three nodes, of which the first one leads both shards, on
-// disks of which fill leaves so many bytes on all others.
+// withFullMajority runs a story with three nodes. The first node leads both shards, and fill leaves
+// free bytes on the disk of each other node.
 func withFullMajority(
 	t *testing.T, opts codeq.Options, story func(t *testing.T, nodes []*codeq.Queue, timeout time.Duration, fill func(free int64)),
 ) {
@@ -296,8 +296,8 @@ func withFullMajority(
 	})
 }
 
-// TestSlowCommitKeepsOwner: a commit that takes longer than CallTimeout, and not as long as
-// StallAfter, ends its callers, but neither the owner nor what else its group has decided.
+// TestSlowCommitKeepsOwner: a commit takes longer than CallTimeout, but not as long as StallAfter.
+// Its callers get an error, but the owner goes on, and so do the other decisions of its group.
 func TestSlowCommitKeepsOwner(t *testing.T) {
 	t.Parallel()
 	withFullMajority(t, hidingRoom(codeq.Options{StallAfter: 4 * simCallTimeout}), func(t *testing.T, nodes []*codeq.Queue, timeout time.Duration, fill func(int64)) {
@@ -327,8 +327,8 @@ func TestSlowCommitKeepsOwner(t *testing.T) {
 	})
 }
 
-// TestCloseAfterClaim: Close does not wait for a leader to give back what a claim has got whose
-// caller has gone.
+// TestCloseAfterClaim: the caller of a claim has gone. Close does not wait until the leader has
+// given back the claimed tasks.
 func TestCloseAfterClaim(t *testing.T) {
 	t.Parallel()
 	opts := codeq.Options{Shards: 2, MinFreeBytes: testkit.MinFree, StallAfter: 2 * time.Second}

@@ -21,12 +21,12 @@ import (
 	"codeq/internal/testkit"
 )
 
-// wipe gives a node that is down a new disk.
+// wipe replaces the disk of a node that is down with a new one.
 func (n *simNode) wipe() {
 	n.machine.Wipe()
 }
 
-// count is how many ready tasks the queue "a" has, as a node sees it.
+// count returns the number of ready tasks in the queue "a", as the node sees it.
 func (n *simNode) count(t *testing.T) int {
 	t.Helper()
 	stats, err := simQueue(n).Stats(context.Background())
@@ -42,8 +42,8 @@ func (n *simNode) produce(t *testing.T, tasks int) {
 	}
 }
 
-// TestRecycledAddress: a new cluster one of whose nodes has the address of a node of another
-// cluster neither takes over what that one has, nor loses anything to it.
+// TestRecycledAddress: a node of a new cluster has the address of a node of another cluster. The
+// new cluster takes over nothing from the other one, and loses nothing to it.
 func TestRecycledAddress(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		leader, lost := c.lead()
@@ -51,7 +51,7 @@ func TestRecycledAddress(t *testing.T) {
 		lost.crash(100)
 
 		other := &simCluster{t: t, net: c.net, rng: c.rng, opts: c.opts}
-		for _, name := range []string{"m0", lost.name, "m1"} { // the machine of lost is theirs now
+		for _, name := range []string{"m0", lost.name, "m1"} { // the address of lost now belongs to the new cluster
 			other.peers = append(other.peers, codeq.Peer{Node: name, Address: name})
 			other.nodes = append(other.nodes, newSimNode(other, name, false))
 		}
@@ -76,8 +76,8 @@ func TestRecycledAddress(t *testing.T) {
 	})
 }
 
-// TestLiveNodeIsNoFounder: a node that is part of a cluster does not become part of a new one whose
-// founders list its address.
+// TestLiveNodeIsNoFounder: the founders of a new cluster list the address of a node that is part of
+// another cluster. That node does not become part of the new cluster.
 func TestLiveNodeIsNoFounder(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		leader, live := c.lead()
@@ -100,9 +100,8 @@ func TestLiveNodeIsNoFounder(t *testing.T) {
 	})
 }
 
-// TestWipedDisk: a node whose disk is new does not come back under its old name, whether it is to
-// found a cluster or to join one, and whoever adds it: it would vote for a leader that lacks what
-// it had acknowledged.
+// TestWipedDisk: a node with a new disk does not come back under its old name, as a founder or by a
+// join, whichever node adds it. It would vote for a leader that lacks its own acknowledgements.
 func TestWipedDisk(t *testing.T) {
 	for _, join := range []bool{false, true} {
 		t.Run(fmt.Sprint("join ", join), func(t *testing.T) {
@@ -116,7 +115,7 @@ func TestWipedDisk(t *testing.T) {
 				require.ErrorIs(t, err, codeq.ErrNotMember)
 				require.ErrorContains(t, err, "ReplaceNode")
 
-				// If the others cannot be asked at first, it waits.
+				// If the node cannot ask the others at first, it waits.
 				for _, n := range c.members() {
 					c.net.Pause(n.name, true)
 				}
@@ -142,13 +141,13 @@ func TestWipedDisk(t *testing.T) {
 	}
 }
 
-// TestWipedMajority: two nodes whose disks are new do not found a cluster while the third one,
-// which has everything, cannot be reached.
+// TestWipedMajority: two nodes with new disks do not found a cluster while the third node cannot be
+// reached. The third node has all tasks.
 func TestWipedMajority(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		left := c.members()[2]
 		left.produce(t, 50)
-		c.rest() // it has all of them
+		c.rest() // the third node has all tasks
 		for _, n := range c.members() {
 			n.crash(100)
 		}
@@ -169,7 +168,7 @@ func TestWipedMajority(t *testing.T) {
 			require.ErrorContains(t, n.close(), "ReplaceNode")
 		}
 
-		// It goes on alone, and the others join it under new names.
+		// The third node goes on alone, and the others join it under new names.
 		left.stop()
 		fs := left.machine.Disk()
 		opts := c.opts
@@ -199,7 +198,7 @@ func TestWipedMajority(t *testing.T) {
 	})
 }
 
-// TestNoLeaderSaysWhy: a call that finds no leader says which nodes cannot be reached, and why.
+// TestNoLeaderSaysWhy: a call that finds no leader says which nodes it cannot reach, and why.
 func TestNoLeaderSaysWhy(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		_, left := c.lead()
@@ -225,8 +224,8 @@ func TestNoLeaderSaysWhy(t *testing.T) {
 	})
 }
 
-// TestNoLeaderSaysWhichCertificate: a call of a node that does not trust the others' certificates,
-// or for which they have expired, says so.
+// TestNoLeaderSaysWhichCertificate: a node does not trust the certificates of the others, or sees
+// them as expired. Its calls say so.
 func TestNoLeaderSaysWhichCertificate(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -285,7 +284,7 @@ func TestNoLeaderSaysWhichCertificate(t *testing.T) {
 	})
 }
 
-// TestKnownNameElsewhere: nobody adds a node that has the name of another one.
+// TestKnownNameElsewhere: AddNode refuses a node that has the name of another node.
 func TestKnownNameElsewhere(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		leader, other := c.lead()
@@ -310,7 +309,7 @@ func TestKnownNameElsewhere(t *testing.T) {
 	})
 }
 
-// TestAddressChanges: a node that comes back at another address is added again.
+// TestAddressChanges: a node comes back at another address, and AddNode adds it again.
 func TestAddressChanges(t *testing.T) {
 	testbase.SkipUnderRace(t) // Raft reads the address of a member that changes without its lock
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
@@ -347,7 +346,8 @@ func TestAddressChanges(t *testing.T) {
 }
 
 // TestNodesMove: nodes that are opened at other addresses find each other, whether one has moved or
-// all have, and AddNode tells the shards then. One that nobody finds says why.
+// all have. AddNode then tells the new addresses to the shards. A node that the others cannot find
+// says why.
 func TestNodesMove(t *testing.T) {
 	testbase.SkipUnderRace(t) // Raft reads the address of a member that changes without its lock
 	t.Parallel()
@@ -414,7 +414,8 @@ func TestNodesMove(t *testing.T) {
 	}
 }
 
-// TestRemovedNodeIsLeftAlone: nobody dials a node that was removed, whether it was there or not.
+// TestRemovedNodeIsLeftAlone: the other nodes do not dial a node that was removed, whether it was
+// up or down at that time.
 func TestRemovedNodeIsLeftAlone(t *testing.T) {
 	for _, there := range []bool{true, false} {
 		t.Run(fmt.Sprint("there ", there), func(t *testing.T) {
@@ -445,8 +446,8 @@ func TestRemovedNodeIsLeftAlone(t *testing.T) {
 	}
 }
 
-// TestCertificateNames: with TLS a node must show a certificate for its name, and a configuration
-// that would let anybody in is refused unless the application says so.
+// TestCertificateNames: with TLS a node must show a certificate for its name. Open refuses a
+// configuration that admits nodes without a certificate, unless AllowAnonymous is set.
 func TestCertificateNames(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -489,8 +490,8 @@ func TestCertificateNames(t *testing.T) {
 	require.NoError(t, open(codeq.Cluster{Node: "n3", TLS: anonymous, AllowAnonymous: true}))
 }
 
-// TestOwnCertificate: a node whose certificate, as far as Open can see it, is not for its name is
-// refused before anything is written.
+// TestOwnCertificate: Open refuses a node if its certificate is for another name, as far as Open
+// can see it, and writes nothing before.
 func TestOwnCertificate(t *testing.T) {
 	ca := testbase.NewAuthority(t)
 	good, bad := ca.Config(t, ca, "other", "n0"), ca.Config(t, ca, "n1")
@@ -537,7 +538,7 @@ func TestOwnCertificate(t *testing.T) {
 			Cluster: &codeq.Cluster{Node: "n0", Listen: "127.0.0.1:1", TLS: c.config, AllowAnonymous: c.anonymous},
 		}, inspect.Private{FS: fs}))
 		if !c.refused {
-			require.ErrorIs(t, err, codeq.ErrNotQueue, name) // its options are good
+			require.ErrorIs(t, err, codeq.ErrNotQueue, name) // the options are good
 			continue
 		}
 		_, err = codeq.Open("q", inspect.With(&codeq.Options{Cluster: &codeq.Cluster{Node: "n0", Listen: "127.0.0.1:1", TLS: c.config}}, inspect.Private{FS: fs}))
@@ -551,7 +552,7 @@ func TestOwnCertificate(t *testing.T) {
 	}
 }
 
-// TestFoundingIsInterrupted: wherever the founders of a cluster crash, they found one cluster.
+// TestFoundingIsInterrupted: the founders of a cluster crash at any moment, and found one cluster.
 func TestFoundingIsInterrupted(t *testing.T) {
 	for seed := range uint64(40) {
 		synctest.Test(t, func(t *testing.T) {
@@ -583,8 +584,8 @@ func TestFoundingIsInterrupted(t *testing.T) {
 	}
 }
 
-// TestJoinByWhoReachesTheNode: a node that some peers cannot reach joins by another one; if none
-// can, Open says why, and has changed nothing.
+// TestJoinByWhoReachesTheNode: a node that some peers cannot reach joins by another peer. If no
+// peer can reach it, Open says why, and changes nothing.
 func TestJoinByWhoReachesTheNode(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		by, joins := c.members()[2], c.node(true)
@@ -617,8 +618,8 @@ func TestJoinByWhoReachesTheNode(t *testing.T) {
 	})
 }
 
-// TestCloneIsToldWhere: a process with a copy of an open node's directory is told at which address
-// the node listens, and not only from which port it has connected.
+// TestCloneIsToldWhere: a process opens a copy of the directory of an open node. The error tells it
+// the address at which that node listens, and not only the port of its connection.
 func TestCloneIsToldWhere(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()

@@ -27,7 +27,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// membersOfShards is the names of the members, by shard, that a node knows.
+// membersOfShards returns the names of the members of each shard, as the node knows them.
 func (n *simNode) membersOfShards(t *testing.T) (shards [][]string) {
 	st, err := simQueue(n).ClusterStatus(context.Background())
 	require.NoError(t, err)
@@ -41,8 +41,8 @@ func (n *simNode) membersOfShards(t *testing.T) (shards [][]string) {
 	return shards
 }
 
-// TestFirstElections: a new cluster, and one whose only voter is opened, have leaders before any
-// follower has waited for one in vain.
+// TestFirstElections: a new cluster has leaders before any follower has waited for a full
+// HeartbeatTimeout, and so has a cluster after its only voter is opened again.
 func TestFirstElections(t *testing.T) {
 	t.Parallel()
 	for _, nodes := range []int{1, 3, 5} {
@@ -67,7 +67,7 @@ func TestFirstElections(t *testing.T) {
 }
 
 // TestAllLeave: nodes that leave at one moment leave one after the other, from all shards. The last
-// one stays, has everything, and leads when it is opened again.
+// node stays, has all tasks, and leads when it is opened again.
 func TestAllLeave(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(testkit.Sized(1, 100)) {
@@ -116,7 +116,7 @@ func TestAllLeave(t *testing.T) {
 	}
 }
 
-// TestRemovalGoesOn: a removal that ended half-way is finished by the next one.
+// TestRemovalGoesOn: the next removal finishes one that ended half-way.
 func TestRemovalGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := context.Background()
@@ -136,8 +136,8 @@ func TestRemovalGoesOn(t *testing.T) {
 	})
 }
 
-// TestAdditionFinishesRemoval: a node comes in although another one, which was removed from the
-// other shards, leads a shard: that one could add nobody, as it is no member of the first.
+// TestAdditionFinishesRemoval: a node joins although a node that was removed from the other shards
+// leads a shard. That leader cannot add a node, as it is no member of the first shard.
 func TestAdditionFinishesRemoval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := context.Background()
@@ -145,7 +145,8 @@ func TestAdditionFinishesRemoval(t *testing.T) {
 		c.spread()
 		half, by := c.nodes[2], c.nodes[0]
 		change := inspect.Of(simQueue(by)).Leaders().Change
-		// A late call that finishes the removal of another directory of the name removes nothing.
+		// The removal of another directory with the same name, finished by a late call, removes
+		// nothing.
 		another := cluster.Peer{Node: half.name, ID: manifest.NewID()}
 		require.NoError(t, change(ctx, 1, cluster.RemoveNode, another))
 		require.Len(t, membersOf(by, 1), 3)
@@ -166,8 +167,8 @@ func TestAdditionFinishesRemoval(t *testing.T) {
 	})
 }
 
-// TestRemovedDirectory: no message that adds a node, however late it comes, and nobody who asks for
-// it, makes a member of a directory that was removed. The name with an empty directory is another
+// TestRemovedDirectory: a directory that was removed does not become a member again, neither by a
+// late message that adds the node nor by a call. The same name with an empty directory is another
 // node.
 func TestRemovedDirectory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -200,7 +201,7 @@ func TestRemovedDirectory(t *testing.T) {
 		removed.join = false
 		removed.start()
 		removed.crash(0)
-		removed.start() // by another ID
+		removed.start() // with another ID
 		refuses()
 		for _, n := range c.nodes {
 			n.crash(100)
@@ -221,8 +222,8 @@ func TestRemovedDirectory(t *testing.T) {
 	})
 }
 
-// TestOtherShards: a node that is opened with another number of shards than its cluster has, or the
-// other founders, is refused, and nothing of it stays: with the right number it is one of them.
+// TestOtherShards: a node is refused if its number of shards differs from that of its cluster or of
+// the other founders. Nothing of it stays, and with the right number it is a member.
 func TestOtherShards(t *testing.T) {
 	open := func(c *simCluster, n *simNode, shards int) (err error) {
 		o, _ := c.options(n)
@@ -267,8 +268,8 @@ func TestOtherShards(t *testing.T) {
 	}
 }
 
-// TestReplaceByMember: a node is not replaced by a member, at whatever address that is said to be:
-// there would be one node less.
+// TestReplaceByMember: ReplaceNode refuses a member as the new node, whatever its address in the
+// call: the cluster would have one node less.
 func TestReplaceByMember(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		leader, other := c.lead()
@@ -286,7 +287,7 @@ func TestReplaceByMember(t *testing.T) {
 	})
 }
 
-// TestUnknownNode: a node that is no member is neither removed nor replaced.
+// TestUnknownNode: a node that is no member can be neither removed nor replaced.
 func TestUnknownNode(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()
@@ -303,7 +304,7 @@ func TestUnknownNode(t *testing.T) {
 	})
 }
 
-// TestRemovedNodeIsTold: a node that was removed says so to its callers, and leaves at once.
+// TestRemovedNodeIsTold: a removed node tells its callers of the removal, and leaves at once.
 func TestRemovedNodeIsTold(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		leader, removed := c.lead()
@@ -321,8 +322,8 @@ func TestRemovedNodeIsTold(t *testing.T) {
 	})
 }
 
-// TestCallsOfRemovedNode: a node that was removed, by itself or another one, is told so by whatever
-// it asks, at once and later.
+// TestCallsOfRemovedNode: a node removes itself, or another node removes it. All its calls fail at
+// once, and soon say that it was removed.
 func TestCallsOfRemovedNode(t *testing.T) {
 	for _, itself := range []bool{false, true} {
 		for _, leads := range []bool{false, true} {
@@ -340,7 +341,7 @@ func TestCallsOfRemovedNode(t *testing.T) {
 					ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
 					defer cancel()
 					require.NoError(t, simQueue(by).RemoveNode(ctx, removed.name))
-					for knows := range 2 { // at first the node may not have asked yet
+					for knows := range 2 { // at first the node may not know it yet
 						_, status := q.ClusterStatus(ctx)
 						_, stats := q.Stats(ctx)
 						_, get := q.Get(ctx, codeq.ID{7: 1})
@@ -360,8 +361,8 @@ func TestCallsOfRemovedNode(t *testing.T) {
 	}
 }
 
-// TestAddOtherServer: a server of another protocol is no node, and AddNode does not wait for it to
-// become one.
+// TestAddOtherServer: a server of another protocol is no node, and AddNode does not wait until it
+// is one.
 func TestAddOtherServer(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		leader, _ := c.lead()
@@ -379,7 +380,7 @@ func TestAddOtherServer(t *testing.T) {
 	})
 }
 
-// TestLeaveOfNoCluster: a node that is part of no cluster has none to leave.
+// TestLeaveOfNoCluster: a node that is part of no cluster has no cluster to leave.
 func TestLeaveOfNoCluster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimCluster(t, 1, 0, codeq.Options{Shards: 1})
@@ -394,8 +395,9 @@ func TestLeaveOfNoCluster(t *testing.T) {
 	})
 }
 
-// TestSilentFounder: a cluster does not begin without a founder that does not answer, and calls say
-// which it is. One that no longer answers keeps no other founder from the cluster that has begun.
+// TestSilentFounder: a cluster does not begin while a founder does not answer, and calls name that
+// founder. A founder that falls silent later keeps no other founder out of the cluster that has
+// begun.
 func TestSilentFounder(t *testing.T) {
 	for _, silence := range []time.Duration{0, time.Minute} { // before the cluster can begin
 		synctest.Test(t, func(t *testing.T) {
@@ -416,7 +418,7 @@ func TestSilentFounder(t *testing.T) {
 			c.net.SetCut(first.name, silent.name, false)
 			c.awaitLeaders()
 			begun := time.Now()
-			require.NoError(t, simQueue(other).WaitReady(t.Context())) // which has never heard of silent
+			require.NoError(t, simQueue(other).WaitReady(t.Context())) // it has never received a message from silent
 			require.Less(t, time.Since(begun), 2*time.Second)
 			c.mend(true)
 			c.rest()
@@ -426,7 +428,7 @@ func TestSilentFounder(t *testing.T) {
 	}
 }
 
-// TestFoundersAgree: no cluster begins with an address that is not what a founder says of itself.
+// TestFoundersAgree: no cluster begins with an address that differs from the founder's own.
 func TestFoundersAgree(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimCluster(t, 1, 0, codeq.Options{Shards: 1})
@@ -460,8 +462,8 @@ func TestFoundersAgree(t *testing.T) {
 	})
 }
 
-// TestRefusedBeforeItIsANode: an Open that is refused for its address leaves a directory that any
-// node may have.
+// TestRefusedBeforeItIsANode: when Open refuses a node for its address, any node can use the
+// directory.
 func TestRefusedBeforeItIsANode(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -475,14 +477,14 @@ func TestRefusedBeforeItIsANode(t *testing.T) {
 	m, err := manifest.Read(vfs.Default, dir)
 	require.NoError(t, err)
 	require.Nil(t, m)
-	q, err := codeq.Open(dir, &codeq.Options{Cluster: &codeq.Cluster{Node: "c", Listen: taken}}) // the Listener is closed
+	q, err := codeq.Open(dir, &codeq.Options{Cluster: &codeq.Cluster{Node: "c", Listen: taken}}) // Open has closed the Listener
 	require.NoError(t, err)
 	_, err = codeq.Open(dir, &codeq.Options{Cluster: &codeq.Cluster{Node: "c", Listen: taken}})
 	require.ErrorIs(t, err, codeq.ErrLocked, "it is open, and so its address is taken")
 	require.NoError(t, q.Close())
 }
 
-// TestAddresses: an address that nobody can dial is refused before anything is written.
+// TestAddresses: Open refuses an address that cannot be dialed, and writes nothing before.
 func TestAddresses(t *testing.T) {
 	t.Parallel()
 	q, err := codeq.Open(t.TempDir(), &codeq.Options{Cluster: &codeq.Cluster{Node: "a", Listen: "127.0.0.1:0", Advertise: "127.0.0.1:1"}})
@@ -509,7 +511,7 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// TestLongNodeNames: names and addresses that are too long are refused with their length.
+// TestLongNodeNames: names and addresses that are too long are refused, with their length.
 func TestLongNodeNames(t *testing.T) {
 	t.Parallel()
 	q, err := codeq.Open(t.TempDir(), &codeq.Options{Cluster: &codeq.Cluster{Node: "a", Listen: "127.0.0.1:0", Advertise: "127.0.0.1:1"}})
@@ -546,8 +548,8 @@ func TestLongNodeNames(t *testing.T) {
 	require.ErrorIs(t, codeq.RecoverCluster(t.TempDir(), &codeq.Options{Cluster: &longest}), codeq.ErrNotQueue, "its options are good")
 }
 
-// TestRunAwaitsLeaders: a Run that begins before there is a leader waits for one, until it ends or
-// the queue is closed.
+// TestRunAwaitsLeaders: a Run that begins before there is a leader waits for one, until its context
+// ends or the queue is closed.
 func TestRunAwaitsLeaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimCluster(t, 1, 0, codeq.Options{Shards: 2})
@@ -592,8 +594,8 @@ func TestRunAwaitsLeaders(t *testing.T) {
 	})
 }
 
-// TestVoteForUnknownNode: a voter that lags elects a node of which it has not heard, if that has
-// what the cluster has acknowledged: the two are all that is left.
+// TestVoteForUnknownNode: a voter that lags behind elects a node that it does not know, if that
+// node has all acknowledged tasks: only these two nodes are left.
 func TestVoteForUnknownNode(t *testing.T) {
 	t.Parallel()
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
@@ -618,16 +620,16 @@ func TestVoteForUnknownNode(t *testing.T) {
 	})
 }
 
-// blank starts a node that is of no cluster.
+// blank starts a node that belongs to no cluster.
 func (c *simCluster) blank() *simNode {
 	n := c.node(false)
 	n.start()
 	return n
 }
 
-// TestMembershipCallsEnd: without a majority, or with a node that does not come, or never catches
-// up, each call that changes the cluster ends, and says which node is missed and why. What waits
-// for a node logs that.
+// TestMembershipCallsEnd: without a majority, or with a node that does not come or never catches
+// up, each call that changes the cluster ends. It says which node is missing and why. A call that
+// waits for a node logs that.
 func TestMembershipCallsEnd(t *testing.T) {
 	t.Parallel()
 	t.Run("no majority", func(t *testing.T) {
@@ -672,7 +674,7 @@ func TestMembershipCallsEnd(t *testing.T) {
 			require.NoError(t, err)
 			by.q, by.life = q, life
 			c.awaitLeaders()
-			for range 20 { // more than four messages
+			for range 20 { // more than four messages of Raft
 				queuetest.Produce(t, simQueue(leader), codeq.Task{Queue: "a", Payload: make([]byte, 1<<20)})
 			}
 			far, slow := c.blank(), c.blank()
@@ -689,7 +691,7 @@ func TestMembershipCallsEnd(t *testing.T) {
 			} {
 				for _, replaces := range []bool{false, true} {
 					if replaces && call.node == slow.name {
-						continue // it is a member already
+						continue // the node is a member already
 					}
 					*seen.Seen = nil
 					ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -712,7 +714,7 @@ func TestMembershipCallsEnd(t *testing.T) {
 			}
 			require.Len(t, membersOf(leader, 0), 4)
 
-			// With patience the same calls succeed.
+			// With more time the same calls succeed.
 			outcome := make(chan error, 2)
 			for _, n := range []*simNode{far, slow} {
 				go func() { outcome <- q.AddNode(context.Background(), codeq.Peer{Node: n.name, Address: n.name}) }()

@@ -15,8 +15,8 @@ import (
 	"codeq/internal/simtest"
 )
 
-// openAs opens the directory of a machine as a node of a name, at an address. The name that c has
-// for it is the address.
+// openAs opens the directory of a machine as a node with a name, at an address. In c the node has
+// the address as its name.
 func (c *simCluster) openAs(m *simtest.Machine, name, address string, with func(*codeq.Cluster)) *simNode {
 	n := &simNode{cluster: c, name: address, machine: m}
 	o, life := c.options(n)
@@ -28,7 +28,7 @@ func (c *simCluster) openAs(m *simtest.Machine, name, address string, with func(
 	return n
 }
 
-// requireRemoved makes sure that all that a node is asked says that it was removed, at once.
+// requireRemoved makes sure that each call of a removed node says so at once.
 func requireRemoved(t *testing.T, q *codeq.Queue, name string) {
 	t.Helper()
 	var m codeq.Mux
@@ -69,9 +69,9 @@ func requireRemoved(t *testing.T, q *codeq.Queue, name string) {
 	require.Less(t, time.Since(begun), time.Second)
 }
 
-// TestNameIsUsedAgain: a directory that was removed hears of it though another one has its name by
-// now, and leads a shard: also one that was closed meanwhile, and has lost its power. What waits
-// there ends.
+// TestNameIsUsedAgain: a removed directory learns of its removal although another node has its name
+// by now and leads a shard. This also holds for a directory that was closed meanwhile, and for one
+// that has lost its power. Calls that wait at the removed node end.
 func TestNameIsUsedAgain(t *testing.T) {
 	t.Parallel()
 	for _, end := range []string{"open", "closed", "power lost"} {
@@ -147,8 +147,7 @@ func TestNameIsUsedAgain(t *testing.T) {
 	}
 }
 
-// TestNewcomerIsNotRemoved: a node that only some shards have added yet is not taken for one that
-// was removed.
+// TestNewcomerIsNotRemoved: a node that only some shards have added yet does not count as removed.
 func TestNewcomerIsNotRemoved(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -158,7 +157,7 @@ func TestNewcomerIsNotRemoved(t *testing.T) {
 		by, joins := c.nodes[0], c.blank()
 		c.nodes[1].crash(100)
 		time.Sleep(time.Second)
-		require.ErrorIs(t, simQueue(by).AddNode(ctx, codeq.Peer{Node: joins.name, Address: joins.name}), codeq.ErrNotLeader) // but it is of the cluster
+		require.ErrorIs(t, simQueue(by).AddNode(ctx, codeq.Peer{Node: joins.name, Address: joins.name}), codeq.ErrNotLeader) // but it is part of the cluster
 		require.NotEmpty(t, inspect.Of(simQueue(joins)).Node().Cluster())
 		c.nodes[1].start()
 		c.awaitLeaders()
@@ -174,7 +173,7 @@ func TestNewcomerIsNotRemoved(t *testing.T) {
 		require.ErrorIs(t, err, codeq.ErrNotLeader)
 		require.NotContains(t, err.Error(), "removed")
 
-		// The first shard stands still: the node hears of no leader at all.
+		// The first shard stops: no leader reaches the node.
 		for _, n := range c.nodes {
 			c.net.Pause(n.name, true)
 		}
@@ -195,8 +194,8 @@ func TestNewcomerIsNotRemoved(t *testing.T) {
 	})
 }
 
-// TestReturningNodeIsNotRemoved: a node whose power has failed, and which others cannot take back
-// yet, is not taken for one that was removed, though none of them knows the ID that it has now.
+// TestReturningNodeIsNotRemoved: the power of a node has failed, and the others cannot take it back
+// yet. It does not count as removed, although none of the others knows its new ID.
 func TestReturningNodeIsNotRemoved(t *testing.T) {
 	t.Parallel()
 	simCase(t, codeq.Options{Durability: codeq.DurabilityProcess}, func(t *testing.T, c *simCluster) {
