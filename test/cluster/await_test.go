@@ -12,8 +12,8 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestWaitsOutlastLeaders: calls that wait on purpose go on over a time without a leader, also if
-// they begin in it, and end with their ctx.
+// TestWaitsOutlastLeaders: calls that wait on purpose go on while there is no leader, also if they
+// begin in that time, and end with their ctx.
 func TestWaitsOutlastLeaders(t *testing.T) {
 	t.Parallel()
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {

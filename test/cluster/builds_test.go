@@ -12,11 +12,11 @@ import (
 	"codeq/internal/manifest"
 )
 
-// newFormat is that of the build, and oldFormat what older builds know. They differ with the tag
-// nextformat only.
+// newFormat is the format of this build, and oldFormat is that of older builds. They differ only
+// with the tag nextformat.
 const newFormat, oldFormat = manifest.Format, manifest.OldestOfNodes
 
-// formatOf is the format of a shard, as the cluster says.
+// formatOf returns the format of a shard, as ClusterStatus says.
 func formatOf(t *testing.T, q *codeq.Queue, shard int) int {
 	t.Helper()
 	st, err := q.ClusterStatus(context.Background())
@@ -24,8 +24,7 @@ func formatOf(t *testing.T, q *codeq.Queue, shard int) int {
 	return st.Shards[shard].Format
 }
 
-// upgradeCase lets a story happen on a cluster of three nodes whose build knows the format before
-// this one.
+// upgradeCase runs a story on a cluster of three nodes. Their build knows only oldFormat.
 func upgradeCase(t *testing.T, shards int, story func(t *testing.T, c *simCluster)) {
 	upgradeCaseWith(t, codeq.Options{Shards: shards}, story)
 }
@@ -34,14 +33,15 @@ func upgradeCaseWith(t *testing.T, opts codeq.Options, story func(t *testing.T, 
 	simCaseOf(t, opts, oldFormat, story)
 }
 
-// become closes a node, unless it is down, and opens it with a build that knows a format.
+// become closes a node, unless it is down, and opens it with a build that knows formats up to
+// newest.
 func (n *simNode) become(newest int) error {
 	n.stop()
 	n.newest = newest
 	return n.cluster.open(n)
 }
 
-// simUpgrade lets a node be killed, and come back with this build.
+// simUpgrade kills a node, which then comes back with this build.
 var simUpgrade = simFault{"upgrade", 8, func(s *schedule) bool {
 	n := s.anyNode()
 	if !n.turn.TryLock() {
@@ -55,8 +55,8 @@ var simUpgrade = simFault{"upgrade", 8, func(s *schedule) bool {
 	return true
 }}
 
-// upgrade kills the node if its build is older than this one, and lets the next life have this one.
-// REQUIRES: turn, as a life that has begun to open would not be killed.
+// upgrade kills the node if its build is older than this one. The next life has this build.
+// REQUIRES: turn: a life that has begun to open would not be killed.
 func (n *simNode) upgrade() bool {
 	n.mu.Lock()
 	old := n.newest != 0
@@ -68,7 +68,7 @@ func (n *simNode) upgrade() bool {
 	return old
 }
 
-// awaitFormat waits until all shards have the format of this build, whose nodes all have it.
+// awaitFormat waits until all shards have the format of this build. All nodes must have this build.
 func (c *simCluster) awaitFormat() {
 	for end := time.Now().Add(simPatience); ; time.Sleep(time.Second) {
 		st, err := simQueue(c.members()[0]).ClusterStatus(context.Background())

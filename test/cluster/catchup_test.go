@@ -16,13 +16,13 @@ import (
 )
 
 // TestVoteAwaitsCatchUp: a node that is added over a slow link gets a vote when it lacks no more
-// than four messages, however few entries that is.
+// than four messages, even if these have few entries.
 func TestVoteAwaitsCatchUp(t *testing.T) {
 	t.Parallel()
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		time.Sleep(2 * time.Minute) // the leader is at home
 		leader, other := c.lead()
-		const entries, close = 24, 4 * 4 // of 1 MiB; a message has at most 4 MiB
+		const entries, close = 24, 4 * 4 // entries of 1 MiB; a message has at most 4 MiB
 		for range entries {
 			queuetest.Produce(t, simQueue(leader), codeq.Task{Queue: "a", Payload: make([]byte, 1<<20)})
 		}
@@ -50,8 +50,8 @@ func TestVoteAwaitsCatchUp(t *testing.T) {
 	})
 }
 
-// TestVoteAwaitsFiles: a node that is added to a cluster which was a queue by itself gets a vote
-// when it has the files of the store: its log does not have what they contain.
+// TestVoteAwaitsFiles: a cluster began as a queue by itself. A node that is added to it gets a vote
+// only when it has the files of the store: the log does not have their content.
 func TestVoteAwaitsFiles(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -94,7 +94,7 @@ func TestVoteAwaitsFiles(t *testing.T) {
 func TestJoinLastsWhileItGetsFurther(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		const tasks, rate = 12, 32 << 10 // of 1 MiB; bytes per second
+		const tasks, rate = 12, 32 << 10 // tasks of 1 MiB; bytes per second
 		c, first := firstNode(t, 1, codeq.Options{Shards: 1})
 		q := first.alone(t)
 		for range tasks {

@@ -22,8 +22,8 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestCheckpointOfClusterIsOneCut: TestCheckpointIsOneCut, of three nodes with a shard
-// each, whose copies are made on all of them, and two at a time.
+// TestCheckpointOfClusterIsOneCut: TestCheckpointIsOneCut with three nodes that lead a shard each.
+// All nodes make copies, two at a time.
 func TestCheckpointOfClusterIsOneCut(t *testing.T) {
 	t.Parallel()
 	seed := testkit.Seed()
@@ -62,8 +62,8 @@ func TestCheckpointOfClusterIsOneCut(t *testing.T) {
 	})
 }
 
-// TestCheckpointWithoutMajority: Checkpoint on a node that is cut off from its cluster says that no
-// leader is there, and why, when its ctx ends, in its first try or a later one.
+// TestCheckpointWithoutMajority: Checkpoint runs on a node that is cut off from its cluster. When
+// its ctx ends, in the first try or a later one, Checkpoint says that there is no leader, and why.
 func TestCheckpointWithoutMajority(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		leader, other := c.lead()
@@ -84,8 +84,7 @@ func TestCheckpointWithoutMajority(t *testing.T) {
 	})
 }
 
-// atCopy calls do when a node begins to copy its stores, which is while the shards stand
-// still.
+// atCopy calls do when a node begins to copy its stores. The shards stand still at that time.
 func (n *simNode) atCopy(do func()) {
 	var once sync.Once
 	n.breakDisk(func(_, name string) bool {
@@ -115,7 +114,7 @@ func requireCopy(t *testing.T, n *simNode, tasks []codeq.ID) {
 	require.NoError(t, q.Close())
 }
 
-// deposed is the committer of a leader that is not one any more, when it is set.
+// deposed is the committer of a leader that has lost its leadership, once set is true.
 type deposed struct {
 	inspect.Committer
 	set *atomic.Bool
@@ -128,8 +127,8 @@ func (d deposed) Confirm() error {
 	return d.Committer.Confirm()
 }
 
-// TestBarrierOfCluster: whoever holds the shards, nothing is done in any of them until it
-// lets them go on.
+// TestBarrierOfCluster: a node stops all shards, and none of them stores anything until that node
+// resumes them, whichever node it is.
 func TestBarrierOfCluster(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -161,8 +160,8 @@ func TestBarrierOfCluster(t *testing.T) {
 	})
 }
 
-// TestBarrierIsConfirmed: that an owner has stood still says nothing unless a majority
-// confirms that its node has led all the time.
+// TestBarrierIsConfirmed: an owner stood still. This counts only if a majority confirms that its
+// node has led all the time.
 func TestBarrierIsConfirmed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q, err := codeq.Open("q", inspect.With(&codeq.Options{Shards: 2, InboxDepth: 1}, inspect.Private{FS: crashfs.New()}))
@@ -170,7 +169,7 @@ func TestBarrierIsConfirmed(t *testing.T) {
 		resume, err := inspect.Of(q).RaiseBarrier(t.Context())
 		require.NoError(t, err)
 		var calls sync.WaitGroup
-		for range 5 { // more than there is room for
+		for range 5 { // more than the inbox has room for
 			calls.Go(func() { queuetest.Produce(t, q, codeq.Task{Queue: "a"}) })
 		}
 		synctest.Wait()
@@ -187,8 +186,8 @@ func TestBarrierIsConfirmed(t *testing.T) {
 	})
 }
 
-// TestCheckpointLosesItsLeader: another node leads, and stores more, while a copy is
-// being made of what the leader before it had. The copy is made again.
+// TestCheckpointLosesItsLeader: while a node copies the tasks of a leader, another node becomes the
+// leader and stores more tasks. The copy is made again.
 func TestCheckpointLosesItsLeader(t *testing.T) {
 	t.Parallel()
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
@@ -221,8 +220,9 @@ func TestCheckpointLosesItsLeader(t *testing.T) {
 	})
 }
 
-// TestCheckpointIsForgotten: a node dies while the shards stand still for its sake. They go on
-// by themselves; so they do at once when the caller gives up before all of them stand still.
+// TestCheckpointIsForgotten: a node dies while the shards stand still for its checkpoint. The
+// shards go on after a time limit. They go on at once when the caller gives up before all of them
+// stand still.
 func TestCheckpointIsForgotten(t *testing.T) {
 	t.Parallel()
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
@@ -248,7 +248,7 @@ func TestCheckpointIsForgotten(t *testing.T) {
 		c.rest()
 		q := simQueue(other)
 		giveUp, cancel := context.WithCancel(ctx)
-		resume, err := inspect.Of(simQueue(leader)).RaiseBarrier(ctx) // another one's turn comes first
+		resume, err := inspect.Of(simQueue(leader)).RaiseBarrier(ctx) // the barrier of another node comes first
 		require.NoError(t, err)
 		go func() { gone <- q.Checkpoint(giveUp, "another copy") }()
 		time.Sleep(time.Second)

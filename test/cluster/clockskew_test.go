@@ -15,9 +15,9 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestClockAheadDeletesNothing: what is kept for a time is kept for as long, whichever node's clock
-// is set an hour forward: kept results, dead letters, and idempotency keys. The leader's log
-// says once whose clocks differ, and when they do no more; ClusterStatus says by how much.
+// TestClockAheadDeletesNothing: a clock is an hour ahead, whichever node has it. Kept results, dead
+// letters and idempotency keys are kept for their time nevertheless. The leader logs once which
+// clocks differ, and logs it again when they no longer differ. ClusterStatus has the difference.
 func TestClockAheadDeletesNothing(t *testing.T) {
 	t.Parallel()
 	const keep = 2 * time.Minute
@@ -75,7 +75,7 @@ func TestClockAheadDeletesNothing(t *testing.T) {
 					said, err := time.ParseDuration(by)
 					require.NoError(t, err, r)
 					ahead := time.Hour
-					if node == victim.name { // the leader that was may have said so, too
+					if node == victim.name { // the former leader may have logged it, too
 						ahead = -ahead
 					}
 					require.InDelta(t, ahead.Seconds(), said.Seconds(), 0.1, r)
@@ -111,10 +111,10 @@ func TestClockAheadDeletesNothing(t *testing.T) {
 	}
 }
 
-// TestWrongClocksOverLeaders: what was given as a length ends when that has passed since a new
-// leader took over, whatever the clocks of the leaders before showed, and never earlier: that of
-// one node is ahead, of which the new leader is another or the same one, or those of all nodes were
-// ahead and are right again, or are behind. IDs do not get a time that only one clock shows.
+// TestWrongClocksOverLeaders: retentions, idempotency keys and retries with a length end when that
+// length has passed since a new leader took over, and never earlier. The clocks of former leaders
+// do not matter: one node has a wrong clock, the next leader or another node, or all nodes had
+// wrong clocks that are right again. IDs do not take a time that only one clock shows.
 func TestWrongClocksOverLeaders(t *testing.T) {
 	t.Parallel()
 	const keep = time.Minute
@@ -202,8 +202,8 @@ func TestWrongClocksOverLeaders(t *testing.T) {
 	}
 }
 
-// TestRateOverLeaders: a rate goes on with each new leader of the first shard, and of the one that
-// has the tasks, from the last task that it has let pass.
+// TestRateOverLeaders: the first shard and the shard of the tasks get new leaders. With each new
+// leader a rate goes on from the last task that it admitted.
 func TestRateOverLeaders(t *testing.T) {
 	t.Parallel()
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
@@ -238,9 +238,9 @@ func TestRateOverLeaders(t *testing.T) {
 	})
 }
 
-// TestVerbsWithWrongClocks: leases, rates, schedules, ages, and calls about what there was before
-// do what they say while the clock of one node, or of all, is ahead or behind, over changes of the
-// leader, and once the clocks are right again.
+// TestVerbsWithWrongClocks: leases, rates, schedules, ages, and calls about earlier tasks work
+// while the clock of one node, or of all, is ahead or behind. They work over changes of the leader,
+// and after the clocks are right again.
 func TestVerbsWithWrongClocks(t *testing.T) {
 	t.Parallel()
 	clocks := []time.Duration{13 * 365 * 24 * time.Hour, -24 * time.Hour, time.Hour}

@@ -44,7 +44,7 @@ func TestClusterCycle(t *testing.T) {
 	require.Equal(t, codeq.Counts{}, stats["a"])
 }
 
-// TestClusterBroadcast: any node hears of what happens in any shard.
+// TestClusterBroadcast: the subscriptions of each node get the events of all shards.
 func TestClusterBroadcast(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -102,8 +102,8 @@ func TestClusterBroadcast(t *testing.T) {
 	}
 }
 
-// TestClusterCancel: a handler learns of a cancel at once, wherever its task
-// lies and whoever cancels it.
+// TestClusterCancel: a handler learns of a cancel at once, whichever shard has its task and
+// whichever node cancels it.
 func TestClusterCancel(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -136,8 +136,8 @@ func TestClusterCancel(t *testing.T) {
 	}
 }
 
-// TestClusterTLS: nodes with certificates of one authority talk to each other,
-// and to nobody else.
+// TestClusterTLS: nodes with certificates of one authority connect to each other, and to no other
+// node.
 func TestClusterTLS(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -164,8 +164,8 @@ func TestClusterTLS(t *testing.T) {
 	require.ErrorContains(t, err, "join the cluster")
 }
 
-// TestTLSBesideNone: nodes of which some use TLS, and others do not, say why they have no leader,
-// and what to do.
+// TestTLSBesideNone: some nodes use TLS, and others do not. All say why they have no leader, and
+// how to repair that.
 func TestTLSBesideNone(t *testing.T) {
 	t.Parallel()
 	ca := testbase.NewAuthority(t)
@@ -194,7 +194,7 @@ func TestTLSBesideNone(t *testing.T) {
 	}
 }
 
-// TestListenerOfFailedOpen: an Open that fails closes the Listener that it was given.
+// TestListenerOfFailedOpen: an Open that fails closes the Listener of its options.
 func TestListenerOfFailedOpen(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "q")

@@ -23,7 +23,7 @@ func TestClusterRun(t *testing.T) {
 	qs := threeNodes(t, codeq.Options{Shards: 1}, nil)
 	_, err := qs[0].Stats(ctx) // the shard has a leader
 	require.NoError(t, err)
-	// leader waits until a node leads the shard that is not the given one.
+	// leader waits until another node than not leads the shard.
 	leader := func(not *codeq.Queue) *codeq.Queue {
 		for {
 			change := make([]<-chan struct{}, len(qs))
@@ -88,7 +88,7 @@ func TestClusterRun(t *testing.T) {
 	}
 	produce("held", tasks)
 	<-ready
-	require.Eventually(t, func() bool { // which may take too long
+	require.Eventually(t, func() bool { // the transfer may take too long
 		return inspect.Of(worker).Group(0).Raft().LeadershipTransfer().Error() == nil
 	}, 20*time.Second, 10*time.Millisecond)
 	leader(worker)
@@ -105,7 +105,7 @@ func TestClusterRun(t *testing.T) {
 	for range many {
 		from := leader(nil)
 		var transfer sync.WaitGroup
-		transfer.Go(func() { _ = inspect.Of(from).Group(0).Raft().LeadershipTransfer().Error() }) // refused if it has changed
+		transfer.Go(func() { _ = inspect.Of(from).Group(0).Raft().LeadershipTransfer().Error() }) // refused if the leader has changed
 		produce("quick", tasks)
 		transfer.Wait()
 	}
@@ -117,7 +117,7 @@ func TestClusterRun(t *testing.T) {
 	require.NoError(t, <-ended)
 }
 
-// TestRunClosedWithoutLeader: Close ends a Run that waits for leaders, whose own ctx goes on.
+// TestRunClosedWithoutLeader: Close ends a Run that waits for leaders. The ctx of the Run goes on.
 func TestRunClosedWithoutLeader(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		left, _ := c.lead()

@@ -15,7 +15,7 @@ import (
 	"codeq/internal/manifest"
 )
 
-// led is how many shards each node leads, by name.
+// led returns the number of shards that each node leads, by name.
 func (c *simCluster) led() map[string]int {
 	led := make(map[string]int)
 	for shard := range c.opts.Shards {
@@ -26,7 +26,6 @@ func (c *simCluster) led() map[string]int {
 	return led
 }
 
-// until waits for a condition.
 func (c *simCluster) until(what string, holds func() bool) {
 	for end := time.Now().Add(simPatience); !holds(); time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(end) {
@@ -35,15 +34,15 @@ func (c *simCluster) until(what string, holds func() bool) {
 	}
 }
 
-// untilLed waits until each node leads so many shards.
+// untilLed waits until each node leads the wanted number of shards.
 func (c *simCluster) untilLed(want map[string]int) {
 	c.until(fmt.Sprint("what each node leads: ", want), func() bool { return maps.Equal(want, c.led()) })
 }
 
-// looks is longer than a few looks of nodes at what they lead.
+// looks is longer than the time in which nodes look a few times at the leaders of their shards.
 const looks = 16 * time.Second
 
-// drainCase runs a story on three nodes and three shards, of which each node leads one.
+// drainCase runs a story on three nodes and three shards. Each node leads one shard.
 func drainCase(t *testing.T, story func(t *testing.T, c *simCluster)) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -57,8 +56,8 @@ func drainCase(t *testing.T, story func(t *testing.T, c *simCluster)) {
 	})
 }
 
-// TestDrain: a drained node leads nothing, also after it was opened again, or when it is elected,
-// and does all else; when that is undone, it leads its share again.
+// TestDrain: a drained node leads nothing, also after it is opened again, or when it wins an
+// election. It does all its other work. After Undrain it leads its share again.
 func TestDrain(t *testing.T) {
 	drainCase(t, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()
@@ -93,7 +92,8 @@ func TestDrain(t *testing.T) {
 	})
 }
 
-// TestDrainOfLast: a node that nobody can take the shards from says why, and hands them over later.
+// TestDrainOfLast: no other node can take the shards of a node. Its Drain says why, and the node
+// hands the shards over later.
 func TestDrainOfLast(t *testing.T) {
 	drainCase(t, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()
@@ -117,8 +117,8 @@ func TestDrainOfLast(t *testing.T) {
 	})
 }
 
-// TestTransferLasts: a shard that was transferred by hand stays where it is, over changes of its
-// leader, until that is undone.
+// TestTransferLasts: after a transfer by hand a shard stays with its node, over changes of the
+// leader, until the transfer is undone.
 func TestTransferLasts(t *testing.T) {
 	drainCase(t, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()
@@ -150,8 +150,8 @@ func TestTransferLasts(t *testing.T) {
 	})
 }
 
-// TestTransferSaysWhy: what a transfer that came to nothing returns has its cause, however often it
-// is asked for.
+// TestTransferSaysWhy: the error of a failed transfer has the cause, also when the transfer is
+// repeated.
 func TestTransferSaysWhy(t *testing.T) {
 	drainCase(t, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()
@@ -165,7 +165,7 @@ func TestTransferSaysWhy(t *testing.T) {
 		c.untilLed(map[string]int{"n0": 1, "n1": 1, "n2": 1})
 		time.Sleep(5 * time.Second) // Raft's messages find the node again
 
-		// The node is lost when the shard has stopped for it.
+		// The node is cut off when the shard has stopped for the transfer.
 		leader := c.leader(0)
 		done := make(chan error, 1)
 		go func() { done <- simQueue(c.nodes[1]).TransferLeadership(ctx, 0, "n2") }()
@@ -183,8 +183,8 @@ func TestTransferSaysWhy(t *testing.T) {
 	})
 }
 
-// TestFailingNodeIsDistrusted: a node that has failed twice leads again after a minute only,
-// although it is at home in the shard, and one that hands over by itself at once.
+// TestFailingNodeIsDistrusted: a node that has failed twice leads again only after a minute,
+// although it is the home of the shard. A node that hands over when it closes leads again at once.
 func TestFailingNodeIsDistrusted(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -200,7 +200,7 @@ func TestFailingNodeIsDistrusted(t *testing.T) {
 		n.stop()
 		require.Less(t, back(), 20*time.Second)
 		var longest time.Duration
-		for range 3 { // two nodes have taken over, and each counts for itself
+		for range 3 { // two nodes have taken over, and each has its own count
 			n.crash(100)
 			c.newLeader(n)
 			took := back()
@@ -217,8 +217,8 @@ func TestFailingNodeIsDistrusted(t *testing.T) {
 	})
 }
 
-// TestDrainAfterClose: a call of Drain that Close overtakes does not write the manifest, which may
-// be that of the node's next life.
+// TestDrainAfterClose: Close overtakes a call of Drain. The call does not write the manifest, which
+// may belong to the node's next life by then.
 func TestDrainAfterClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, n := firstNode(t, 1, codeq.Options{Shards: 1})

@@ -13,8 +13,9 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestInterestsEnd: some seconds after the last subscription of a cluster has ended, by its Close
-// or with its node, no entry carries its events. One that begins meanwhile misses nothing.
+// TestInterestsEnd: the last subscription of a cluster ends, by its Close or with its node. Some
+// seconds later no entry carries events any more. A subscription that begins meanwhile misses
+// nothing.
 func TestInterestsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimCluster(t, 1, 3, codeq.Options{Shards: 2})
@@ -76,7 +77,7 @@ func TestInterestsEnd(t *testing.T) {
 			n.start()
 			c.awaitLeaders()
 		}
-		for i := range 20 { // about when they are given back
+		for i := range 20 { // at about the time when the interests end
 			time.Sleep(500 * time.Millisecond)
 			sub := subscribe(i % 3)
 			if i%5 == 0 {

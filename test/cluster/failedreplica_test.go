@@ -13,8 +13,8 @@ import (
 	"codeq/test/queuetest"
 )
 
-// failedReplicaCase runs a story on three nodes that lead a shard each. Its end closes the node
-// whose replica has failed.
+// failedReplicaCase runs a story on three nodes that lead a shard each. At its end it closes the
+// node with the failed replica.
 func failedReplicaCase(t *testing.T, story func(t *testing.T, c *simCluster) (failed *simNode)) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimCluster(t, 1, 3, codeq.Options{Shards: 3})
@@ -28,7 +28,7 @@ func failedReplicaCase(t *testing.T, story func(t *testing.T, c *simCluster) (fa
 	})
 }
 
-// produceTo lets the leader of a shard produce a task there.
+// produceTo makes the leader of a shard produce a task there.
 func produceTo(t *testing.T, c *simCluster, shard int, task codeq.Task) codeq.ID {
 	q := simQueue(c.leader(shard))
 	for range 100 {
@@ -40,8 +40,8 @@ func produceTo(t *testing.T, c *simCluster, shard int, task codeq.Task) codeq.ID
 	return codeq.ID{}
 }
 
-// TestFailedReplicaIsNotToLead: a shard whose home is a node whose replica of it has failed stays
-// with another node, and is served there without a pause, however long that lasts.
+// TestFailedReplicaIsNotToLead: the replica of a shard fails on the shard's home. The shard stays
+// with another node, and works there without a pause, however long that lasts.
 func TestFailedReplicaIsNotToLead(t *testing.T) {
 	t.Parallel()
 	failedReplicaCase(t, func(t *testing.T, c *simCluster) *simNode {
@@ -61,8 +61,9 @@ func TestFailedReplicaIsNotToLead(t *testing.T) {
 	})
 }
 
-// TestBatchToFailedReplica: a shard has messages for one whose replica on the same node has failed.
-// It does not try to send them without a pause, and the shard's next leader sends them.
+// TestBatchToFailedReplica: a shard has messages for another shard, and the replica of the other
+// shard on the same node has failed. The shard does not retry in a busy loop, and its next leader
+// sends the messages.
 func TestBatchToFailedReplica(t *testing.T) {
 	t.Parallel()
 	failedReplicaCase(t, func(t *testing.T, c *simCluster) *simNode {

@@ -19,7 +19,7 @@ import (
 var simDiskFaults = []struct {
 	what  string
 	fails func(op, name string) bool
-	vote  bool // it takes an election to notice
+	vote  bool // only an election shows the fault
 }{
 	{"writes of the log of Raft", func(op, name string) bool { return op == "write" && strings.Contains(name, "/raft/") }, false},
 	{"syncs of the log of Raft", func(op, name string) bool { return op == "sync" && strings.Contains(name, "/raft/") }, false},
@@ -35,9 +35,9 @@ var simDiskFaults = []struct {
 	{"all that writes", func(op, _ string) bool { return op != "open" && op != "read" }, false},
 }
 
-// TestFailingDiskOfANode makes the disk of a leader or of a follower fail under a
-// load: the other nodes go on, nothing on the node itself hangs, and with a sound
-// disk it has everything that was acknowledged.
+// TestFailingDiskOfANode: the disk of a leader or of a follower fails under load. The other nodes
+// go on, and no call on the node itself hangs. With a sound disk the node has all acknowledged
+// tasks.
 func TestFailingDiskOfANode(t *testing.T) {
 	t.Parallel()
 	levels, leading := []codeq.Durability{codeq.DurabilityDisk, codeq.DurabilityProcess}, []bool{false, true}
@@ -88,9 +88,9 @@ func testFailingDisk(t *testing.T, c *simCluster, leads, vote bool, fails func(o
 	leaderless := 0
 	for range 30 { // several memtables
 		switch err := produce(sound); {
-		case errors.Is(err, codeq.ErrNotLeader): // an election took longer than a call waits, as votes were split
+		case errors.Is(err, codeq.ErrNotLeader): // votes were split, and an election took longer than a call waits
 			leaderless++
-		case err != nil: // the leader has failed in the middle of it
+		case err != nil: // the leader has failed during the call
 			require.ErrorIs(t, err, codeq.ErrUncertain)
 		}
 		_ = produce(victim)

@@ -25,8 +25,8 @@ func ownCluster(t *testing.T, story func(t *testing.T, q *codeq.Queue)) {
 	})
 }
 
-// TestUntakenParents: a call whose tasks are stored, and whose parents do not learn of them, is
-// uncertain, whatever ends first.
+// TestUntakenParents: the tasks of a call are stored, but their parents do not learn of them. The
+// call is uncertain, whichever wait ends first.
 func TestUntakenParents(t *testing.T) {
 	t.Parallel()
 	produce := map[string]func(*codeq.Queue, context.Context, codeq.Task) ([]codeq.ID, error){
@@ -64,8 +64,8 @@ func TestUntakenParents(t *testing.T) {
 	}
 }
 
-// TestCanceledParentInCluster: a task goes with its parent, however the parent ends, while the
-// shards of both get other leaders, by a transfer or as their node crashes.
+// TestCanceledParentInCluster: a task is canceled with its parent, however the parent ends, while
+// the shards of both get other leaders, by a transfer or by a crash.
 func TestCanceledParentInCluster(t *testing.T) {
 	drainCase(t, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()
@@ -83,7 +83,7 @@ func TestCanceledParentInCluster(t *testing.T) {
 				require.NoError(t, err)
 				return l.Receipt
 			}
-			settle := func(call func() error) { // again, if it is not known whether it was done
+			settle := func(call func() error) { // calls again if the outcome is unknown
 				err := call()
 				if errors.Is(err, codeq.ErrUncertain) {
 					if err = call(); errors.Is(err, codeq.ErrNotFound) || errors.Is(err, codeq.ErrLeaseLost) {
@@ -108,7 +108,7 @@ func TestCanceledParentInCluster(t *testing.T) {
 				})
 			} else {
 				for _, shard := range []int{of, at} {
-					disturbed.Go(func() { _ = q.TransferLeadership(ctx, shard, "") }) // it may be moving
+					disturbed.Go(func() { _ = q.TransferLeadership(ctx, shard, "") }) // the shard may be moving already
 				}
 			}
 			child, end := codeq.Task{Queue: "child", After: []codeq.ID{parent}, Retention: codeq.Forever}, func() error { return q.Cancel(ctx, parent) }
@@ -116,7 +116,7 @@ func TestCanceledParentInCluster(t *testing.T) {
 			switch i % 5 {
 			case 0:
 				children = []codeq.ID{produce(child, at)}
-			case 1: // a follow-up, which goes to another shard first
+			case 1: // a follow-up goes to another shard first
 				child.LimitKey = queuetest.KeyOf("child", at, 3)
 				settle(func() error { return q.Complete(ctx, before, nil, child) })
 				canceled++
@@ -137,7 +137,7 @@ func TestCanceledParentInCluster(t *testing.T) {
 				ids, err := q.ProduceBatch(ctx, batch)
 				require.NoError(t, err)
 				children = ids
-			default: // it is missing
+			default: // the parent is missing
 				settle(end)
 				end = func() error { return nil }
 				child.OnMissing = codeq.RefuseOnMissing
@@ -163,8 +163,8 @@ func TestCanceledParentInCluster(t *testing.T) {
 	})
 }
 
-// TestFollowUpsInCluster: follow-ups that wait for each other in shards of several nodes are there
-// once, and in their order, while leaders change.
+// TestFollowUpsInCluster: follow-ups wait for each other in shards of several nodes. Each is there
+// once, and they run in their order, while leaders change.
 func TestFollowUpsInCluster(t *testing.T) {
 	drainCase(t, func(t *testing.T, c *simCluster) {
 		const chains = 12
@@ -179,7 +179,7 @@ func TestFollowUpsInCluster(t *testing.T) {
 			for errors.Is(err, codeq.ErrUncertain) {
 				err = q.Complete(ctx, l.Receipt, nil, next...)
 				if errors.Is(err, codeq.ErrLeaseLost) {
-					err = nil // it was done
+					err = nil // the first call was stored
 				}
 			}
 			require.NoError(t, err)
@@ -191,7 +191,7 @@ func TestFollowUpsInCluster(t *testing.T) {
 			l := claim(q, "start")
 			var moving sync.WaitGroup
 			if i%2 == 1 {
-				moving.Go(func() { _ = q.TransferLeadership(ctx, (i+1)%3, "") }) // it may be moving
+				moving.Go(func() { _ = q.TransferLeadership(ctx, (i+1)%3, "") }) // the shard may be moving already
 			}
 			complete(q, l, queuetest.ChainOver(i)...)
 			moving.Wait()

@@ -13,9 +13,9 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestHistoryInCluster: whichever node leads the shard, and on whichever a task is worked on, all
-// nodes show by whom, and what its handler says; what the handler has said last is stored with the
-// outcome.
+// TestHistoryInCluster: all nodes show the worker of a task and the progress from its handler,
+// whichever node leads the shard and whichever runs the handler. The last progress is stored with
+// the outcome.
 func TestHistoryInCluster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimClusterOf(t, 1, 3, codeq.Options{Shards: 1, Retention: time.Hour}, newFormat)
@@ -39,7 +39,7 @@ func TestHistoryInCluster(t *testing.T) {
 			})
 			return m
 		}
-		// attempt has a task worked on by a node, and calls look while its handler runs.
+		// attempt makes a node work on a task, and calls look while its handler runs.
 		attempt := func(by int, look func()) {
 			ctx, stop := context.WithCancel(t.Context())
 			ended := make(chan error)

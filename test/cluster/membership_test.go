@@ -223,7 +223,8 @@ func TestRemovedDirectory(t *testing.T) {
 }
 
 // TestOtherShards: a node is refused if its number of shards differs from that of its cluster or of
-// the other founders. Nothing of it stays, and with the right number it is a member.
+// the other founders. The refused node leaves nothing behind: with the right number it becomes a
+// member.
 func TestOtherShards(t *testing.T) {
 	open := func(c *simCluster, n *simNode, shards int) (err error) {
 		o, _ := c.options(n)
