@@ -127,8 +127,8 @@ func (d deposed) Confirm() error {
 	return d.Committer.Confirm()
 }
 
-// TestBarrierOfCluster: a node stops all shards, and none of them stores anything until that node
-// resumes them, whichever node it is.
+// TestBarrierOfCluster: a node stops all shards, whichever node it is. No shard stores anything
+// until that node resumes them.
 func TestBarrierOfCluster(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -248,7 +248,7 @@ func TestCheckpointIsForgotten(t *testing.T) {
 		c.rest()
 		q := simQueue(other)
 		giveUp, cancel := context.WithCancel(ctx)
-		resume, err := inspect.Of(simQueue(leader)).RaiseBarrier(ctx) // the barrier of another node comes first
+		resume, err := inspect.Of(simQueue(leader)).RaiseBarrier(ctx) // this one comes first
 		require.NoError(t, err)
 		go func() { gone <- q.Checkpoint(giveUp, "another copy") }()
 		time.Sleep(time.Second)

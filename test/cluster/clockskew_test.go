@@ -111,10 +111,10 @@ func TestClockAheadDeletesNothing(t *testing.T) {
 	}
 }
 
-// TestWrongClocksOverLeaders: retentions, idempotency keys and retries with a length end when that
-// length has passed since a new leader took over, and never earlier. The clocks of former leaders
-// do not matter: one node has a wrong clock, the next leader or another node, or all nodes had
-// wrong clocks that are right again. IDs do not take a time that only one clock shows.
+// TestWrongClocksOverLeaders: kept results, dead letters, idempotency keys and retries last for at
+// least their length. They end at the latest when that length has passed since a new leader took
+// over. The clock of the former leader, or of the next one, is wrong, or all clocks were wrong and
+// are right again. IDs do not take a time that only one clock shows.
 func TestWrongClocksOverLeaders(t *testing.T) {
 	t.Parallel()
 	const keep = time.Minute

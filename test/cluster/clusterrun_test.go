@@ -15,7 +15,7 @@ import (
 	"codeq/internal/inspect"
 )
 
-// A worker ends its tasks wherever their shards are led by then.
+// TestClusterRun: a worker ends its tasks, whichever node leads their shards by then.
 func TestClusterRun(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)

@@ -39,7 +39,7 @@ func (c *simCluster) untilLed(want map[string]int) {
 	c.until(fmt.Sprint("what each node leads: ", want), func() bool { return maps.Equal(want, c.led()) })
 }
 
-// looks is longer than the time in which nodes look a few times at the leaders of their shards.
+// looks is long enough for each node to check a few times which shards it leads.
 const looks = 16 * time.Second
 
 // drainCase runs a story on three nodes and three shards. Each node leads one shard.

@@ -15,7 +15,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// simDiskFaults are ways in which the disk of a node fails for good.
+// simDiskFaults are permanent faults of the disk of a node.
 var simDiskFaults = []struct {
 	what  string
 	fails func(op, name string) bool
@@ -88,7 +88,7 @@ func testFailingDisk(t *testing.T, c *simCluster, leads, vote bool, fails func(o
 	leaderless := 0
 	for range 30 { // several memtables
 		switch err := produce(sound); {
-		case errors.Is(err, codeq.ErrNotLeader): // votes were split, and an election took longer than a call waits
+		case errors.Is(err, codeq.ErrNotLeader): // split votes made an election too long
 			leaderless++
 		case err != nil: // the leader has failed during the call
 			require.ErrorIs(t, err, codeq.ErrUncertain)

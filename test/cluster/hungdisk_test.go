@@ -21,15 +21,16 @@ import (
 	"codeq/internal/testkit"
 )
 
-// simStall leaves time for another try within simCallTimeout.
+// simStall leaves time for a second try within simCallTimeout.
 const simStall = time.Second
 
-// simElections is how long an election takes that fails twice, as candidates share the votes.
+// simElections is the length of an election that fails twice because candidates share the votes.
 const simElections = 4 * time.Second
 
 func always(string, string) bool { return true }
 
-// stalledOn is for how long the disk of a node is stalled, as the status on another one says.
+// stalledOn returns how long the disk of a node has been stalled, as ClusterStatus on another node
+// says.
 func stalledOn(t *testing.T, by, of *simNode) time.Duration {
 	st, err := simQueue(by).ClusterStatus(t.Context())
 	require.NoError(t, err)
@@ -43,9 +44,9 @@ func stalledOn(t *testing.T, by, of *simNode) time.Duration {
 	return 0
 }
 
-// TestHungDiskOfLeader: when the disk of a leader hangs, another node leads, also for calls on the
-// hung one. This one says how it is. It leads again when its disk answers, and later if that
-// repeats.
+// TestHungDiskOfLeader: the disk of a leader hangs, and another node leads, also for calls on the
+// hung node. The hung node reports its stall. It leads again when its disk answers, and waits
+// longer after the second stall.
 func TestHungDiskOfLeader(t *testing.T) {
 	t.Parallel()
 	simCase(t, codeq.Options{StallAfter: simStall}, func(t *testing.T, c *simCluster) {
@@ -118,7 +119,7 @@ func TestHungDiskOfLeader(t *testing.T) {
 	})
 }
 
-// TestHungDisksOfAll: while no majority is better off than the leader, it goes on leading.
+// TestHungDisksOfAll: a leader with a hung disk goes on leading while no majority is better off.
 func TestHungDisksOfAll(t *testing.T) {
 	t.Parallel()
 	for _, hung := range []int{2, 3} {
@@ -132,7 +133,7 @@ func TestHungDisksOfAll(t *testing.T) {
 			for _, n := range c.members() {
 				if n != leader && len(answers) < hung {
 					answers = append(answers, n.hang(always))
-					// It has something to store.
+					// The node has something to store.
 					go func() { _ = inspect.Of(simQueue(n)).Node().Undrain(t.Context()) }()
 					go func() { _ = inspect.Of(simQueue(n)).Node().Drain(t.Context()) }()
 				}
@@ -155,7 +156,8 @@ func TestHungDisksOfAll(t *testing.T) {
 	}
 }
 
-// TestHungStoreOfLeader: a store that does not answer, beside a log that does, is a stall as well.
+// TestHungStoreOfLeader: the store of a leader does not answer, but its log does. This is a stall
+// as well.
 func TestHungStoreOfLeader(t *testing.T) {
 	t.Parallel()
 	simCase(t, codeq.Options{StallAfter: simStall, MemTableBytes: 256 << 10}, func(t *testing.T, c *simCluster) {
@@ -167,7 +169,7 @@ func TestHungStoreOfLeader(t *testing.T) {
 		began := time.Now()
 		for c.leader(0) == leader && time.Since(began) < time.Minute {
 			_, err := simQueue(other).Produce(t.Context(), codeq.Task{Queue: "a", Payload: make([]byte, 64<<10)})
-			if !errors.Is(err, codeq.ErrUncertain) { // the outcome of what the leader had proposed when it ended
+			if !errors.Is(err, codeq.ErrUncertain) { // the leader ended after the proposal
 				require.NoError(t, err)
 			}
 		}
@@ -179,9 +181,9 @@ func TestHungStoreOfLeader(t *testing.T) {
 	})
 }
 
-// boundedCalls makes calls on all nodes, one after the other on each, until stop is called. Each of
-// them has to end within twice CallTimeout, whatever its outcome: it ends after CallTimeout, or
-// later if the shard has got further meanwhile. Those that tell how a node is end earlier.
+// boundedCalls makes calls on all nodes, one after the other on each, until stop is called. Each
+// call must end within twice CallTimeout, with any outcome: it ends after CallTimeout, or later if
+// the shard has made progress meanwhile. Calls about the state of a node end earlier.
 func boundedCalls(t *testing.T, c *simCluster) (stop func()) {
 	ctx := t.Context()
 	var ended sync.WaitGroup
@@ -241,7 +243,7 @@ func boundedCalls(t *testing.T, c *simCluster) (stop func()) {
 	}
 }
 
-// countLines is a Logger and how often it has logged a message.
+// countLines returns a Logger, and a function that counts the records with a message.
 func countLines() (log *slog.Logger, count func(message string) int) {
 	records := new(lockedBuffer)
 	return slog.New(slog.NewTextHandler(records, nil)), func(message string) int {
@@ -267,8 +269,8 @@ func (b *lockedBuffer) String() string {
 	return b.b.String()
 }
 
-// TestHungParts: whatever part of a leader's disk hangs, another node leads after a moment, and
-// goes on leading; calls end in time on every node; the log says when the stall begins and ends.
+// TestHungParts: some part of a leader's disk hangs. After a moment another node leads, and goes on
+// leading. Calls end in time on every node. The log says when the stall begins and ends.
 func TestHungParts(t *testing.T) {
 	t.Parallel()
 	parts := []struct {
@@ -327,8 +329,8 @@ func TestHungParts(t *testing.T) {
 	}
 }
 
-// TestShortStalls: a disk that hangs again and again for less than StallAfter, and one that is
-// slow, change no leader.
+// TestShortStalls: a disk hangs again and again for less than StallAfter, or is slow. Neither
+// changes the leader.
 func TestShortStalls(t *testing.T) {
 	t.Parallel()
 	for name, disturb := range map[string]func(nodes []*simNode){
@@ -377,8 +379,9 @@ func TestShortStalls(t *testing.T) {
 	}
 }
 
-// TestDisksHangInTurn: a second node hangs as soon as it leads. While two of three hang nobody
-// leads for long, and calls end in time; when one of them answers, there is a leader again.
+// TestDisksHangInTurn: a second node hangs as soon as it leads. While two of three disks hang, no
+// node leads for long, and calls end in time. When one of the disks answers, there is a leader
+// again.
 func TestDisksHangInTurn(t *testing.T) {
 	t.Parallel()
 	simCase(t, codeq.Options{StallAfter: simStall}, func(t *testing.T, c *simCluster) {
@@ -415,8 +418,8 @@ func TestDisksHangInTurn(t *testing.T) {
 	})
 }
 
-// TestLeaderHangsAmidChange: the disk of the leader hangs while it hands over, and while members
-// change. Each call ends with its ctx at the latest, on any node, and the change is possible
+// TestLeaderHangsAmidChange: the disk of the leader hangs during a transfer, and during a change of
+// members. On any node each call ends with its ctx at the latest, and the change is possible
 // afterwards.
 func TestLeaderHangsAmidChange(t *testing.T) {
 	t.Parallel()
@@ -476,9 +479,9 @@ func TestLeaderHangsAmidChange(t *testing.T) {
 	}
 }
 
-// TestDiskHangsAmidSnapshot: a disk hangs while a node that is behind gets a snapshot. That of the
-// receiver stops nothing else, for that of the sender another node leads, and the receiver has
-// everything in the end.
+// TestDiskHangsAmidSnapshot: a disk hangs while a node that lags behind gets a snapshot. If the
+// disk of the receiver hangs, nothing else stops. If the disk of the sender hangs, another node
+// leads. In the end the receiver has all entries.
 func TestDiskHangsAmidSnapshot(t *testing.T) {
 	t.Parallel()
 	for _, whose := range []string{"receiver", "sender"} {
@@ -515,8 +518,8 @@ func TestDiskHangsAmidSnapshot(t *testing.T) {
 	}
 }
 
-// TestDrainOfHungNode: verbs that must write on a disk that hangs end with their ctx, or after
-// CallTimeout, and those of other nodes work.
+// TestDrainOfHungNode: verbs that must write on a hung disk end with their ctx, or after
+// CallTimeout. Verbs of other nodes work.
 func TestDrainOfHungNode(t *testing.T) {
 	t.Parallel()
 	simCase(t, codeq.Options{StallAfter: simStall}, func(t *testing.T, c *simCluster) {
@@ -554,8 +557,8 @@ func TestDrainOfHungNode(t *testing.T) {
 	})
 }
 
-// TestCloseOfHungNode: Close returns although the disk does not, and the directory stays locked
-// until it does.
+// TestCloseOfHungNode: Close returns although the disk hangs. The directory stays locked until the
+// disk answers.
 func TestCloseOfHungNode(t *testing.T) {
 	t.Parallel()
 	close := func(t *testing.T, q *codeq.Queue, o *codeq.Options, life *simtest.Life) {
@@ -581,7 +584,7 @@ func TestCloseOfHungNode(t *testing.T) {
 		o := *inspect.With(&codeq.Options{Shards: 2, Durability: codeq.DurabilityDisk}, inspect.Private{FS: life.FS()})
 		q, err := codeq.Open("queue", &o)
 		require.NoError(t, err)
-		inspect.Options(&o).FS = m.Disk() // which knows that it is locked, too
+		inspect.Options(&o).FS = m.Disk() // the disk knows the lock, too
 		close(t, q, &o, life)
 	})
 	synctest.Test(t, func(t *testing.T) {
@@ -596,7 +599,7 @@ func TestCloseOfHungNode(t *testing.T) {
 	})
 }
 
-// TestStorageStatsAfterClose: nobody asks for free space any more when Close has returned.
+// TestStorageStatsAfterClose: after Close has returned, no call asks the disk for its free space.
 func TestStorageStatsAfterClose(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -617,8 +620,8 @@ func TestStorageStatsAfterClose(t *testing.T) {
 	})
 }
 
-// TestCloseBesideHungCheckpoint: Close returns although a checkpoint does not, and nothing else is
-// under way on the disk.
+// TestCloseBesideHungCheckpoint: Close returns although a checkpoint hangs, and no other operation
+// runs on the disk.
 func TestCloseBesideHungCheckpoint(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -643,8 +646,8 @@ func TestCloseBesideHungCheckpoint(t *testing.T) {
 	})
 }
 
-// TestHungDisk: a queue by itself tells that its disk hangs, and logs when that begins and ends.
-// Its calls end with their ctx, and go on when the disk answers again.
+// TestHungDisk: a queue by itself reports that its disk hangs, and logs the begin and the end. Its
+// calls end with their ctx, and work again when the disk answers.
 func TestHungDisk(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -51,7 +51,7 @@ func TestRecycledAddress(t *testing.T) {
 		lost.crash(100)
 
 		other := &simCluster{t: t, net: c.net, rng: c.rng, opts: c.opts}
-		for _, name := range []string{"m0", lost.name, "m1"} { // the address of lost now belongs to the new cluster
+		for _, name := range []string{"m0", lost.name, "m1"} { // with the address of lost
 			other.peers = append(other.peers, codeq.Peer{Node: name, Address: name})
 			other.nodes = append(other.nodes, newSimNode(other, name, false))
 		}

@@ -10,7 +10,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestNothingLeftOfNode is TestNothingLeft of nodes of a cluster, and their sockets.
+// TestNothingLeftOfNode is TestNothingLeft for nodes of a cluster, and their sockets.
 func TestNothingLeftOfNode(t *testing.T) {
 	before := testkit.WatchLeaks()
 	t.Run("nodes", func(t *testing.T) {

@@ -12,13 +12,13 @@ import (
 	"codeq"
 )
 
-// reclaim claims the task of a queue, which is leased, and returns when it gets it.
+// reclaim claims the leased task of a queue, and returns when it gets the task.
 func reclaim(t *testing.T, n *simNode, queue string) (at time.Time) {
 	ctx, cancel := context.WithTimeout(context.Background(), simPatience)
 	defer cancel()
 	for {
 		l, err := simQueue(n).Claim(ctx, codeq.ClaimRequest{Queues: []string{queue}})
-		if err != nil && ctx.Err() == nil { // the leader that was asked is one no more
+		if err != nil && ctx.Err() == nil { // the leader of the call has lost its leadership
 			continue
 		}
 		at = time.Now()
@@ -32,9 +32,9 @@ func reclaim(t *testing.T, n *simNode, queue string) (at time.Time) {
 	}
 }
 
-// TestLeasesEndAmidTransfers: however often the leader changes, the tasks of dead workers are
-// delivered again in time, and a Run that lives loses none, though its handlers take much longer
-// than a lease.
+// TestLeasesEndAmidTransfers: the leader changes often. The tasks of dead workers are delivered
+// again in time. A Run that lives loses no task, although its handlers take much longer than a
+// lease.
 func TestLeasesEndAmidTransfers(t *testing.T) {
 	const leaseFor, runLeaseFor = 30 * time.Second, 10 * time.Second
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
@@ -126,8 +126,8 @@ func TestLeasesEndAmidTransfers(t *testing.T) {
 	})
 }
 
-// TestLeasesEndAfterRestart: a leader whose process has just begun makes leases longer by a few
-// seconds at the most, and by the time without a leader.
+// TestLeasesEndAfterRestart: the process of a leader has just begun. The leader extends leases by a
+// few seconds at most, and by the time without a leader.
 func TestLeasesEndAfterRestart(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		ctx := t.Context()

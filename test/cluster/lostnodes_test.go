@@ -13,9 +13,10 @@ import (
 	"codeq/internal/inspect"
 )
 
-// TestLostNodesAreRefused: nodes that were lost, and come back when another one has gone on alone,
-// are of another cluster. While they are no majority of that, they do nothing, and say why; if they
-// are one, they go on beside the other node. In neither case does a task come from there to here.
+// TestLostNodesAreRefused: one node has gone on alone, and then the lost nodes come back. They
+// belong to another cluster. Without a majority of that cluster they do nothing, and say why. With
+// one, they go on beside the other node. In neither case does a task of the lost nodes reach the
+// other node.
 func TestLostNodesAreRefused(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []struct{ nodes, back int }{{3, 1}, {5, 2}, {3, 2}} {

@@ -1,5 +1,5 @@
-// Package cluster_test has the tests of several nodes that need no inside of codeq: those of
-// simulated clusters, with network, disks and clocks in memory, and those on real sockets.
+// Package cluster_test has the tests of several nodes that need no internals of codeq: tests of
+// simulated clusters, with network, disks and clocks in memory, and tests with real sockets.
 package cluster_test
 
 import (

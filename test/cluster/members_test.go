@@ -25,7 +25,7 @@ func peersOf(qs []*codeq.Queue) (peers []codeq.Peer) {
 	return peers
 }
 
-// eventually looks at the status of a cluster until it is as it should be.
+// eventually reads the status of a cluster until ok accepts it.
 func eventually(t *testing.T, q *codeq.Queue, what string, ok func(*codeq.ClusterStatus) bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -45,8 +45,8 @@ func eventually(t *testing.T, q *codeq.Queue, what string, ok func(*codeq.Cluste
 	}
 }
 
-// TestClusterMembers: a node joins, leads its share, another one is removed, and
-// nothing is lost.
+// TestClusterMembers: a node joins and leads its share, another node is removed, and nothing is
+// lost.
 func TestClusterMembers(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
@@ -101,7 +101,8 @@ func TestClusterMembers(t *testing.T) {
 	require.ErrorIs(t, err, codeq.ErrEmpty)
 }
 
-// TestRecoverCluster: a node whose cluster is lost goes on by itself, with what it had.
+// TestRecoverCluster: the cluster of a node is lost. The node goes on by itself, with all its
+// tasks.
 func TestRecoverCluster(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
@@ -113,7 +114,7 @@ func TestRecoverCluster(t *testing.T) {
 		require.NoError(t, err)
 		ids = append(ids, id)
 	}
-	for shard := range inspect.Of(qs[0]).Shards() { // the node that is left has everything
+	for shard := range inspect.Of(qs[0]).Shards() { // the remaining node has everything
 		applied, err := inspect.Of(qs[0]).Leaders().Applied(ctx, shard)
 		require.NoError(t, err)
 		require.NoError(t, inspect.Of(qs[0]).Group(shard).AwaitApplied(ctx, applied))
@@ -143,8 +144,8 @@ func TestRecoverCluster(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// requireNotRecovered requires that what is not the directory of a node, or not of so many shards,
-// is refused as it is.
+// requireNotRecovered checks that RecoverCluster refuses a directory of no node, or with another
+// number of shards, and changes nothing.
 func requireNotRecovered(t *testing.T, dir string, opts *codeq.Options) {
 	t.Helper()
 	root := t.TempDir()

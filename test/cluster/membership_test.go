@@ -419,7 +419,7 @@ func TestSilentFounder(t *testing.T) {
 			c.net.SetCut(first.name, silent.name, false)
 			c.awaitLeaders()
 			begun := time.Now()
-			require.NoError(t, simQueue(other).WaitReady(t.Context())) // it has never received a message from silent
+			require.NoError(t, simQueue(other).WaitReady(t.Context())) // silent has never reached other
 			require.Less(t, time.Since(begun), 2*time.Second)
 			c.mend(true)
 			c.rest()

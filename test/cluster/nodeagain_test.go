@@ -11,8 +11,8 @@ import (
 	"codeq"
 )
 
-// TestNodeAgain: a directory becomes a node, a queue by itself, and a node again, with all its
-// tasks and files.
+// TestNodeAgain: a directory becomes a node, then a queue by itself, then a node again, with all
+// its tasks and files.
 func TestNodeAgain(t *testing.T) {
 	t.Parallel()
 	ctx, dir := context.Background(), t.TempDir()

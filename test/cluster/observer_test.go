@@ -14,8 +14,8 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestObserverOfCluster: each change is told by one node, that which leads its shard at the time,
-// and each handler by that on which it runs, with the time for which its task was ready.
+// TestObserverOfCluster: only the node that leads the shard reports a change. Only the node that
+// runs a handler reports the handler, with the time that its task was ready.
 func TestObserverOfCluster(t *testing.T) {
 	var mu sync.Mutex
 	sum := make(map[string]codeq.QueueDelta)

@@ -32,21 +32,21 @@ func (n *simNode) alone(t *testing.T) *codeq.Queue {
 	return q
 }
 
-// firstNode is a cluster without nodes, and a node that is to be the first one.
+// firstNode returns a cluster without nodes, and its first node, which is still closed.
 func firstNode(t *testing.T, seed uint64, opts codeq.Options) (*simCluster, *simNode) {
 	c := newSimCluster(t, seed, 0, opts)
 	c.peers = []codeq.Peer{{Node: "n0", Address: "n0"}}
 	return c, c.node(false)
 }
 
-// begin starts a node as the first one of a cluster.
+// begin starts a node as the first node of the cluster.
 func (c *simCluster) begin(n *simNode) {
 	n.start()
 	c.nodes = []*simNode{n}
 	c.awaitLeaders()
 }
 
-// another is a node that has joined.
+// another starts a node that joins.
 func (c *simCluster) another() *simNode {
 	n := c.node(true)
 	n.start()
@@ -57,9 +57,9 @@ func (c *simCluster) another() *simNode {
 	return n
 }
 
-// TestOneToThreeAndBack: a queue by itself becomes the first node of a cluster, two others join it
-// while it is used and nodes are killed, they are removed, and it is a queue by itself again. No
-// task that was acknowledged is lost, and none is there twice.
+// TestOneToThreeAndBack: a queue by itself becomes the first node of a cluster. Two nodes join
+// under load while nodes are killed. They are then removed, and the first node is a queue by itself
+// again. No acknowledged task is lost, and none is there twice.
 func TestOneToThreeAndBack(t *testing.T) {
 	t.Parallel()
 	for range testkit.Sized(1, 100) {
@@ -105,7 +105,7 @@ func oneToThreeAndBack(t *testing.T, seed uint64) {
 			for n := 0; !stop.Load(); n++ {
 				members := c.members()
 				if q, _ := members[(n+i)%len(members)].queue(); q != nil {
-					_ = add(q) // refused, or uncertain, when its node is killed
+					_ = add(q) // refused or uncertain when its node is killed
 				}
 				time.Sleep(20 * time.Millisecond)
 			}
@@ -177,7 +177,7 @@ func oneToThreeAndBack(t *testing.T, seed uint64) {
 	require.NoError(t, err)
 	require.ElementsMatch(t, []string{"CODEQ", "LOCK", "shard-000", "shard-001", "shard-002"}, names)
 
-	// A cluster again, of the directory and of the copy.
+	// A cluster again, from the directory and from the copy.
 	for _, dir := range []string{"queue", "copy"} {
 		first.machine.Put(first.machine.Disk(), simtest.NewVotes())
 		o, _ := c.options(first)
@@ -191,8 +191,8 @@ func oneToThreeAndBack(t *testing.T, seed uint64) {
 	c.close()
 }
 
-// load produces tasks, each with a payload of its own, on all members that are up, until stop is
-// called. It returns those that were acknowledged.
+// load produces tasks on all members that are up, until stop is called. Each task has its own
+// payload. stop returns the payloads of the acknowledged tasks.
 func (c *simCluster) load(name string) (stop func() (acknowledged []string)) {
 	var over atomic.Bool
 	var producing sync.WaitGroup
@@ -217,9 +217,10 @@ func (c *simCluster) load(name string) (stop func() (acknowledged []string)) {
 	}
 }
 
-// TestCheckpointBecomesCluster: a checkpoint of a queue by itself, and one of a node of three, made
-// amid their load, becomes a new cluster of three nodes, under load and while a node is killed. It
-// has each task that was acknowledged before the checkpoint, or by the new cluster, once.
+// TestCheckpointBecomesCluster: a checkpoint is made under load, of a queue by itself or of a
+// cluster of three nodes. It becomes a new cluster of three nodes, under load and while a node is
+// killed. Each task that was acknowledged before the checkpoint, or by the new cluster, is there
+// once.
 func TestCheckpointBecomesCluster(t *testing.T) {
 	t.Parallel()
 	for _, nodes := range []int{0, 3} {
@@ -283,8 +284,8 @@ func checkpointBecomesCluster(t *testing.T, nodes int) {
 	c.close()
 }
 
-// TestConversionIsInterrupted: wherever a crash interrupts a queue that becomes the first node of a
-// cluster, or a node that becomes a queue by itself, the next Open goes on with it, and nothing is
+// TestConversionIsInterrupted: a queue becomes the first node of a cluster, or a node becomes a
+// queue by itself. A crash interrupts that at any point. The next Open finishes it, and nothing is
 // lost.
 func TestConversionIsInterrupted(t *testing.T) {
 	t.Parallel()
@@ -300,11 +301,11 @@ func conversionIsInterrupted(t *testing.T, seed uint64) {
 	q := n.alone(t)
 	queuetest.Produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
 	require.NoError(t, q.Close())
-	// interrupt opens the queue; the disk is then that of a crash in the middle of that.
+	// interrupt opens the queue. The disk afterwards is one after a crash during that Open.
 	interrupt := func(o *codeq.Options) {
 		left, percent, rng := 1+c.rng.IntN(90), []int{0, 50, 100}[c.rng.IntN(3)], rand.New(rand.NewPCG(seed, 4))
 		disk, votes := n.machine.Disk(), n.machine.Votes()
-		var mu sync.Mutex // guards left, and what the crash leaves
+		var mu sync.Mutex // guards left and the disk after the crash
 		inspect.Options(o).FS = &testkit.HookFS{FS: inspect.Options(o).FS, Before: func(string, string) error {
 			mu.Lock()
 			defer mu.Unlock()
@@ -340,8 +341,8 @@ func conversionIsInterrupted(t *testing.T, seed uint64) {
 	c.close()
 }
 
-// TestKilledNodeBecomesAlone: a node whose process was killed, while its machine ran on, is a queue
-// by itself again with what it had acknowledged below DurabilityDisk.
+// TestKilledNodeBecomesAlone: the process of a node was killed, while its machine ran on. The node
+// is a queue by itself again, with the tasks that it acknowledged below DurabilityDisk.
 func TestKilledNodeBecomesAlone(t *testing.T) {
 	if platform.BootID() == "" {
 		t.Skip("the system does not tell one boot from another")
@@ -363,8 +364,9 @@ func TestKilledNodeBecomesAlone(t *testing.T) {
 	})
 }
 
-// TestNodeWithoutPowerBecomesAlone: below DurabilityDisk the only node of a cluster may have lost,
-// with its power, that others had joined it. It is a queue by itself again after RecoverCluster.
+// TestNodeWithoutPowerBecomesAlone: below DurabilityDisk the only node of a cluster may lose, with
+// its power, the fact that others had joined it. It is a queue by itself again only after
+// RecoverCluster.
 func TestNodeWithoutPowerBecomesAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, n := firstNode(t, 1, codeq.Options{Shards: 2, Durability: codeq.DurabilityProcess})
@@ -386,8 +388,8 @@ func TestNodeWithoutPowerBecomesAlone(t *testing.T) {
 	})
 }
 
-// TestFailedFoundingIsUndone: a queue by itself that could not be opened as the first node of a
-// cluster is opened by itself again.
+// TestFailedFoundingIsUndone: Open could not make a queue by itself the first node of a cluster.
+// Open without a cluster then works again.
 func TestFailedFoundingIsUndone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, n := firstNode(t, 1, codeq.Options{Shards: 2})
@@ -407,7 +409,7 @@ func TestFailedFoundingIsUndone(t *testing.T) {
 }
 
 // TestOneDoesNotBecomeAnother: a queue by itself neither joins a cluster nor founds one with
-// others, and a node that is not the only one of its cluster does not become a queue by itself.
+// others. A node of a larger cluster does not become a queue by itself.
 func TestOneDoesNotBecomeAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimCluster(t, 1, 3, codeq.Options{Shards: 1})
@@ -436,9 +438,9 @@ func TestOneDoesNotBecomeAnother(t *testing.T) {
 	})
 }
 
-// TestAtWorkOnBothSides: tasks that were at work become suspects when a queue by itself becomes a
-// node, or a node a queue by itself, if its process was killed, and else come back at once, for
-// nothing.
+// TestAtWorkOnBothSides: a queue by itself becomes a node, or a node becomes a queue by itself. If
+// its process was killed, its tasks at work become suspects. Else they come back at once. In
+// neither case does the attempt count.
 func TestAtWorkOnBothSides(t *testing.T) {
 	t.Parallel()
 	for _, killed := range []bool{false, true} {
@@ -454,7 +456,7 @@ func TestAtWorkOnBothSides(t *testing.T) {
 				require.NoError(t, q.Checkpoint(t.Context(), "copy"))
 				if killed {
 					first.machine.Crash(0, c.seed())
-					_ = q.Close() // it has lost its disk
+					_ = q.Close() // the machine has lost the disk
 				} else {
 					require.NoError(t, q.Close())
 				}

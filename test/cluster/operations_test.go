@@ -20,9 +20,10 @@ import (
 	"codeq/test/queuetest"
 )
 
-// The rows of "What to do" in docs/replication.md, each with the calls that it names.
+// The tests below follow the rows of "What to do" in docs/replication.md, with the calls of each
+// row.
 
-// TestOperateNodeLost: a node is gone for good; another one takes its place.
+// TestOperateNodeLost: a node is lost for good, and another one takes its place.
 func TestOperateNodeLost(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()
@@ -54,7 +55,8 @@ func TestOperateDiskLost(t *testing.T) {
 	})
 }
 
-// goOn lets a node that is down go on alone, with so many tasks, and two others join it.
+// goOn starts a node that is down as a cluster of one, with the given number of tasks. Two other
+// nodes then join it.
 func (c *simCluster) goOn(t *testing.T, n *simNode, tasks int) {
 	t.Helper()
 	require.NoError(t, c.recover(n)) // RecoverCluster
@@ -68,8 +70,8 @@ func (c *simCluster) goOn(t *testing.T, n *simNode, tasks int) {
 	require.Len(t, n.membersOfShards(t)[0], 3)
 }
 
-// TestOperateMajorityLost: of five nodes three are lost for good, and one of the others lacks what
-// was acknowledged last. The furthest goes on alone, and others join it.
+// TestOperateMajorityLost: three of five nodes are lost for good, and one of the others lacks the
+// latest acknowledged tasks. The furthest node goes on alone, and others join it.
 func TestOperateMajorityLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimCluster(t, 1, 5, codeq.Options{Shards: 2})
@@ -78,7 +80,7 @@ func TestOperateMajorityLost(t *testing.T) {
 		leader.produce(t, 10)
 		c.net.Isolate(behind.name, c.names())
 		leader.produce(t, 10)
-		time.Sleep(time.Second) // all others have it
+		time.Sleep(time.Second) // all other nodes have these tasks
 		ahead := c.members()[slices.IndexFunc(c.members(), func(n *simNode) bool { return n != leader && n != behind })]
 		for _, n := range c.members() {
 			if n != ahead && n != behind {
@@ -101,9 +103,9 @@ func TestOperateMajorityLost(t *testing.T) {
 	})
 }
 
-// TestOperatePowerLost: the power of all nodes fails. With DurabilityDisk they are opened again,
-// and go on; below it, all say that nobody knows what was acknowledged, and the furthest goes on
-// alone.
+// TestOperatePowerLost: the power of all nodes fails. With DurabilityDisk the nodes are opened
+// again, and go on. Below it, all nodes say that acknowledged tasks may be lost, and the furthest
+// node goes on alone.
 func TestOperatePowerLost(t *testing.T) {
 	t.Run("disk", func(t *testing.T) {
 		simCase(t, codeq.Options{Durability: codeq.DurabilityDisk}, func(t *testing.T, c *simCluster) {
@@ -127,7 +129,7 @@ func TestOperatePowerLost(t *testing.T) {
 			c.net.Isolate(behind.name, c.names())
 			leader.produce(t, 10)
 			for _, n := range c.members() {
-				if n == leader || n == behind { // the system has written what these have
+				if n == leader || n == behind { // the system has written the data of these two
 					n.crash(100)
 					n.machine.Reboot()
 				} else {
@@ -154,13 +156,14 @@ func TestOperatePowerLost(t *testing.T) {
 	})
 }
 
-// TestOperateUpgrade: the nodes of a cluster are closed one after the other, those that lead most
-// shards last, and opened with the version that is next, as "Upgrade" of docs/replication.md says.
+// TestOperateUpgrade: the nodes of a cluster are closed one after the other and opened with the
+// next version, as "Upgrade" of docs/replication.md says. The nodes that lead the most shards come
+// last.
 func TestOperateUpgrade(t *testing.T) {
 	upgradeCase(t, 3, func(t *testing.T, c *simCluster) {
 		c.nodes[0].produce(t, 10)
-		// settled waits until all nodes are up, and lag little. It returns how many shards each
-		// leads.
+		// settled waits until all nodes are up and lag little. It returns the number of shards that
+		// each node leads.
 		settled := func() (leads map[string]int) {
 			t.Helper()
 			c.until("a cluster without an error and without a lag", func() bool {
@@ -190,7 +193,7 @@ func TestOperateUpgrade(t *testing.T) {
 			slices.SortFunc(left, func(a, b *simNode) int { return leads[a.name] - leads[b.name] })
 			n := left[0]
 			versions := []int{newFormat}
-			if len(left) == 2 { // it goes back in between
+			if len(left) == 2 { // this node goes back in between
 				versions = []int{newFormat, oldFormat, newFormat}
 			}
 			for _, version := range versions {
@@ -229,8 +232,8 @@ func TestOperateMaintenance(t *testing.T) {
 	})
 }
 
-// TestOperateOneToThree: a queue by itself becomes a cluster of three nodes, and one by itself
-// again.
+// TestOperateOneToThree: a queue by itself becomes a cluster of three nodes, and then a queue by
+// itself again.
 func TestOperateOneToThree(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := context.Background()
@@ -255,7 +258,7 @@ func TestOperateOneToThree(t *testing.T) {
 }
 
 // TestOperateCertificates: the certificates of all nodes, and then the authority, are replaced
-// while the nodes are open, by functions of tls.Config that read the current ones.
+// while the nodes are open. Functions of tls.Config read the current ones.
 func TestOperateCertificates(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)

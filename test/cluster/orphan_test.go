@@ -23,21 +23,21 @@ import (
 	"codeq/test/queuetest"
 )
 
-// orphanStory is about a handler that goes on when its task is canceled or given back.
+// orphanStory has a handler that goes on after its task was canceled or given back.
 type orphanStory struct {
 	t       *testing.T
 	start   time.Time
 	release chan struct{} // closed: the handler may return
 
 	mu    sync.Mutex // guards calls
-	calls []string   // of handlers: the payload, and when
+	calls []string   // of handlers: the payload, and the time
 }
 
 func newOrphanStory(t *testing.T) *orphanStory {
 	return &orphanStory{t: t, start: time.Now(), release: make(chan struct{})}
 }
 
-// limited are ways to let one task of a queue after the other be worked on.
+// limited are ways to limit a queue to one task at a time.
 var limited = map[string]struct {
 	set  func(*codeq.Settings)
 	task codeq.Task
@@ -47,7 +47,7 @@ var limited = map[string]struct {
 	"group":       {func(*codeq.Settings) {}, codeq.Task{Queue: "a", Group: "g"}},
 }
 
-// run works on the queue. The first call of a handler ignores its context.
+// run works on the queue. The first handler call ignores its context.
 func (s *orphanStory) run(q *codeq.Queue, opts codeq.RunOptions) (stop func() error) {
 	var m codeq.Mux
 	codeq.Handle(&m, "a", func(_ context.Context, j *codeq.Job[[]byte]) error {
@@ -86,8 +86,8 @@ func produceNamed(t *testing.T, q *codeq.Queue, like codeq.Task, names ...string
 	return ids
 }
 
-// TestCanceledHandlerKeepsItsPlace: limits and turns that a canceled task had go to the next task
-// when its handler has returned, or when its lease would have ended.
+// TestCanceledHandlerKeepsItsPlace: a canceled task holds its place in limits and groups until its
+// handler has returned, or until its lease would have ended. Then the next task gets the place.
 func TestCanceledHandlerKeepsItsPlace(t *testing.T) {
 	ctx := context.Background()
 	cancels := map[string]func(*codeq.Queue, codeq.ID) error{
@@ -144,7 +144,7 @@ func TestCanceledHandlerKeepsItsPlace(t *testing.T) {
 	}
 }
 
-// requireHeld makes sure how many handlers of a queue hold places, as Info and ProcessInfo say.
+// requireHeld checks the number of handlers that hold places of a queue, as Info says.
 func requireHeld(t *testing.T, q *codeq.Queue, queue string, want int) {
 	t.Helper()
 	infos, err := q.Info(t.Context())
@@ -158,7 +158,8 @@ func requireHeld(t *testing.T, q *codeq.Queue, queue string, want int) {
 	require.Equal(t, want, got)
 }
 
-// orphansOf is how many handlers of a queue go on without a lease, in the shards where some do.
+// orphansOf returns the number of handlers of a queue that go on without a lease, for each shard
+// that has some.
 func orphansOf(t *testing.T, q *codeq.Queue, queue string) (n []int) {
 	in := inspect.Of(q)
 	for shard := range in.Shards() {
@@ -175,9 +176,9 @@ func orphansOf(t *testing.T, q *codeq.Queue, queue string) (n []int) {
 	return n
 }
 
-// TestHandlerOfTaskGivenBackKeepsItsPlace: when Run ends before a handler, the handler's task, and
-// the next ones of its limits and its group, begin in another Run when the handler has returned, or
-// its lease would have ended.
+// TestHandlerOfTaskGivenBackKeepsItsPlace: Run ends before a handler. The task of the handler, and
+// the next tasks of its limits and its group, begin in another Run when the handler has returned,
+// or when its lease would have ended.
 func TestHandlerOfTaskGivenBackKeepsItsPlace(t *testing.T) {
 	ctx := context.Background()
 	for name, limit := range limited {
@@ -230,10 +231,10 @@ func TestHandlerOfTaskGivenBackKeepsItsPlace(t *testing.T) {
 	}
 }
 
-// TestHandlerThatGivesBackKeepsItsPlace: limits and turns of a task that its handler gives back,
-// completes or cancels pass on when the handler has returned, and not when somebody uses the
-// receipt again, or the handler is counted as overdue; the queue shows that a place is held, also
-// without tasks.
+// TestHandlerThatGivesBackKeepsItsPlace: a handler gives back, completes or cancels its task. The
+// task's place in limits and groups becomes free when the handler has returned. A second use of the
+// receipt does not free it, and neither does the report of the handler as overdue. The queue shows
+// the held place, also without tasks.
 func TestHandlerThatGivesBackKeepsItsPlace(t *testing.T) {
 	ctx := context.Background()
 	ends := map[string]func(*codeq.Queue, codeq.Receipt) error{
@@ -273,7 +274,7 @@ func TestHandlerThatGivesBackKeepsItsPlace(t *testing.T) {
 						require.NoError(t, q.WaitIdle(ctx, "b"))
 					}
 					produceNamed(t, q, task, "second")
-					time.Sleep(10 * time.Second) // longer than its Timeout
+					time.Sleep(10 * time.Second) // longer than the Timeout of the task
 					synctest.Wait()
 					require.Equal(t, []string{"first"}, calls)
 					requireHeld(t, q, "a", 1)
@@ -289,8 +290,8 @@ func TestHandlerThatGivesBackKeepsItsPlace(t *testing.T) {
 	}
 }
 
-// TestClaimKeepsNoPlace: limits and turns of a task that was leased by Claim pass on when it is
-// canceled.
+// TestClaimKeepsNoPlace: Claim leased a task. When the task is canceled, its place in limits and
+// groups is free at once.
 func TestClaimKeepsNoPlace(t *testing.T) {
 	ctx := context.Background()
 	for name, limit := range limited {
@@ -311,8 +312,8 @@ func TestClaimKeepsNoPlace(t *testing.T) {
 	}
 }
 
-// TestPlacesOfHandlersInCluster: wherever a handler runs that goes on after the cancel of its task,
-// the leader of the shard keeps its place, and the next leader does not.
+// TestPlacesOfHandlersInCluster: a handler goes on after the cancel of its task, on any node. The
+// leader of the shard keeps the handler's place, and the next leader does not.
 func TestPlacesOfHandlersInCluster(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -344,7 +345,7 @@ func TestPlacesOfHandlersInCluster(t *testing.T) {
 						case "returns":
 							close(s.release)
 						case "lease ends":
-							time.Sleep(15 * time.Second) // it began or was renewed not before the cancel
+							time.Sleep(15 * time.Second) // no renewal since the cancel
 						case "next leader":
 							c.transfer(leader, 0, other)
 						}
@@ -362,13 +363,13 @@ func TestPlacesOfHandlersInCluster(t *testing.T) {
 	}
 }
 
-// TestHungHandlerCounts: the attempt of a handler that goes on after its Timeout counts when its
-// task is given back, and when its process dies. OnError and the log are told once, and Workers
-// shows it.
+// TestHungHandlerCounts: a handler goes on after its Timeout. Its attempt counts when its task is
+// given back, and when its process dies. OnError gets one error, the log has one record, and
+// Workers shows the handler.
 func TestHungHandlerCounts(t *testing.T) {
 	for name, tc := range map[string]struct {
 		killed bool
-		after  time.Duration // since its Timeout, when that is
+		after  time.Duration // since the Timeout
 	}{"given back at once": {false, 0}, "given back": {false, time.Minute}, "killed": {true, time.Minute}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -437,8 +438,8 @@ func TestHungHandlerCounts(t *testing.T) {
 	}
 }
 
-// TestHungHandlerCountsInCluster: wherever the handler runs, and whoever leads the shard when its
-// task is given back.
+// TestHungHandlerCountsInCluster: TestHungHandlerCounts in a cluster, for a handler on any node,
+// and with a new leader by the time when the task is given back.
 func TestHungHandlerCountsInCluster(t *testing.T) {
 	t.Parallel()
 	for _, atLeader := range []bool{true, false} {
@@ -466,7 +467,7 @@ func TestHungHandlerCountsInCluster(t *testing.T) {
 	}
 }
 
-// TestOverdueHandlerReturns: what a handler says counts that returns after its Timeout.
+// TestOverdueHandlerReturns: a handler returns after its Timeout, and its result counts.
 func TestOverdueHandlerReturns(t *testing.T) {
 	for _, tc := range []struct {
 		err      error
@@ -494,9 +495,9 @@ func TestOverdueHandlerReturns(t *testing.T) {
 	}
 }
 
-// TestDeleteQueueBesideHandler: a queue without tasks is deleted while a handler of a canceled one
-// goes on. When the queue is used again, its limits hold, and nothing of the handler is left when
-// it has returned.
+// TestDeleteQueueBesideHandler: a queue without tasks is deleted while the handler of a canceled
+// task goes on. When the queue is used again, its limits hold. After the handler has returned,
+// nothing of it is left.
 func TestDeleteQueueBesideHandler(t *testing.T) {
 	for name, limit := range limited {
 		t.Run(name, func(t *testing.T) {
@@ -507,13 +508,13 @@ func TestDeleteQueueBesideHandler(t *testing.T) {
 				first := produceNamed(t, q, limit.task, "first")[0]
 				require.Len(t, s.seen(), 1)
 				require.NoError(t, q.Cancel(ctx, first))
-				_ = stop() // which reports the handler that goes on
+				_ = stop() // stop reports the handler that goes on
 				require.NoError(t, q.DeleteQueue(ctx, "a"))
 
 				queuetest.Configure(t, q, "a", limit.set)
 				stop = s.run(q, codeq.RunOptions{Concurrency: 3})
 				produceNamed(t, q, limit.task, "second", "third")
-				time.Sleep(time.Minute) // the lease as it stood at the cancel has ended
+				time.Sleep(time.Minute) // the lease from before the cancel has ended
 				require.Len(t, s.seen(), 3)
 				close(s.release)
 				synctest.Wait()
@@ -530,18 +531,19 @@ func TestDeleteQueueBesideHandler(t *testing.T) {
 	}
 }
 
-// TestWhileHandlerHangs: whatever happens to a task, its queue, its lease or its Run while its
-// handler goes on after its Timeout, the attempt counts once, OnError and the log are told once of
-// the Timeout, and Workers shows the handler and since when until it returns.
+// TestWhileHandlerHangs: a handler goes on after its Timeout, and meanwhile something happens to
+// its task, its queue, its lease or its Run. The attempt counts once, OnError and the log get the
+// Timeout once, and Workers shows the handler and the begin of its overtime until the handler
+// returns.
 func TestWhileHandlerHangs(t *testing.T) {
 	ctx := context.Background()
 	nothing := func(*codeq.Queue, codeq.Receipt) error { return nil }
 	for name, tc := range map[string]struct {
 		happens func(q *codeq.Queue, r codeq.Receipt) error
-		stops   bool // Run does
+		stops   bool // Run stops
 		returns func() error
 		state   codeq.State
-		told    int // errors: of the Timeout, and the end of the lease or the one of the handler
+		told    int // errors: the Timeout, and the end of the lease or the error of the handler
 	}{
 		"canceled":  {func(q *codeq.Queue, r codeq.Receipt) error { return q.Cancel(ctx, r.ID) }, false, func() error { return nil }, codeq.Canceled, 2},
 		"paused":    {func(q *codeq.Queue, _ codeq.Receipt) error { return q.Pause(ctx, "a") }, false, func() error { return nil }, codeq.Done, 1},
