@@ -37,7 +37,7 @@ type limitedCluster struct {
 	all     sync.WaitGroup
 	workers sync.WaitGroup
 
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex // guards the fields below
 	claims    []time.Time
 	completed map[string]int // by payload
 }

@@ -12,21 +12,20 @@ import (
 	"codeq/internal/simtest"
 )
 
-// Power fails everywhere below DurabilityDisk, amid load. Nobody acknowledges anything then, until
-// one node goes on alone with what it has, and others join it.
+// Power fails on all nodes below DurabilityDisk, under load. The nodes then acknowledge nothing
+// until one of them goes on alone with its own state, and others join it.
 
-// simLoad is the clients of a cluster.
+// simLoad holds the clients of a cluster.
 type simLoad struct {
 	watch   *leaseWatch
 	watched func()           // ends watch
-	wait    func()           // waits for clients of features
-	stop    func(empty bool) // ends workers, perhaps when their queue is empty
+	wait    func()           // waits for the clients of features
+	stop    func(empty bool) // ends the workers; if empty, once their queue is empty
 }
 
-// simBlackout is drawn in schedules in which a node that loses power loses what it had
-// acknowledged.
+// simBlackout is drawn in schedules in which a power loss costs a node acknowledged changes.
 var simBlackout = simFault{"power of all", 3, func(s *schedule) bool {
-	const most = 2 // each may be followed by a recovery
+	const most = 2 // a recovery may follow each
 	if s.blackouts == most || !s.moving.CompareAndSwap(false, true) {
 		return false
 	}
@@ -42,7 +41,7 @@ var simBlackout = simFault{"power of all", 3, func(s *schedule) bool {
 	s.raise()
 	if s.hasMajority() {
 		s.note("a majority had been down before")
-		moved = func() {} // until all are back: one more that loses something, and nobody would be
+		moved = func() {} // no moves until all are back: one more loss would prevent that
 		s.dark = nil
 		s.done.Go(func() {
 			defer s.moving.Store(false)
@@ -83,15 +82,15 @@ var simBlackout = simFault{"power of all", 3, func(s *schedule) bool {
 	return true
 }}
 
-// losePower crashes the node. If its process is down already, its machine loses power.
+// losePower crashes the node. If its process is already down, its machine loses power.
 func (n *simNode) losePower(percent int) {
 	if !n.crash(percent) {
 		n.machine.Reboot()
 	}
 }
 
-// hasMajority reports whether a majority of the nodes lacks nothing that it has acknowledged.
-// REQUIRES: they were started after their power had failed, and nobody is taken back.
+// hasMajority reports whether a majority of the nodes still has all that it acknowledged. REQUIRES:
+// all were started after their power loss, and no leader readmits a node.
 func (s *schedule) hasMajority() bool {
 	nodes, sound := s.members(), 0
 	for _, n := range nodes {
@@ -102,8 +101,8 @@ func (s *schedule) hasMajority() bool {
 	return sound > len(nodes)/2
 }
 
-// requireSilence makes sure that no call was answered by a shard that began after some moment of
-// the history, and that none is.
+// requireSilence checks that no shard has answered a call that began after some moment of the
+// history, and that no shard answers a new one.
 func (s *schedule) requireSilence(from int64) {
 	for _, n := range s.members() {
 		if _, err := simQueue(n).Produce(context.Background(), codeq.Task{Queue: "a"}); !errors.Is(err, codeq.ErrNotLeader) {
@@ -113,8 +112,8 @@ func (s *schedule) requireSilence(from int64) {
 	s.h.RequireSilence(from)
 }
 
-// goOn lets a node go on by itself, while so many of the others, which it has lost, are started
-// beside it. REQUIRES: all are down; those that are started are no majority that votes.
+// goOn makes a node go on alone, and starts that many of the other, lost nodes at the same time.
+// REQUIRES: all are down; the lost nodes that start have no majority of votes.
 func (s *schedule) goOn(n *simNode, beside int) bool {
 	s.note("%s goes on alone", n.name)
 	lost := slices.DeleteFunc(s.members(), func(o *simNode) bool { return o == n })
@@ -162,7 +161,7 @@ func (s *schedule) goOn(n *simNode, beside int) bool {
 	return true
 }
 
-// requireRefused makes sure that a lost node serves nobody, and says why.
+// requireRefused checks that a lost node serves no call, and reports the reason.
 func (s *schedule) requireRefused(lost *simNode) {
 	q := simQueue(lost)
 	if _, err := q.Produce(context.Background(), codeq.Task{Queue: "lost"}); !errors.Is(err, codeq.ErrNotLeader) {
@@ -177,22 +176,22 @@ func (s *schedule) requireRefused(lost *simNode) {
 	why := func(text string) bool { return err != nil && strings.Contains(err.Error(), text) }
 	m, found := manifest.Read(lost.machine.Disk(), "queue")
 	if found == nil && m.Cluster == "" && errors.Is(err, codeq.ErrNotLeader) {
-		return // its power had failed before it was a member: it waits for the other founders
+		return // its power failed before it was a member: it waits for the other founders
 	}
 	if !why("of cluster ") && !why("nobody has taken this node back") { // it may know no node that is up
 		s.t.Errorf("WaitReady of %s, which is lost: %v", lost.name, err)
 	}
 }
 
-// beginAnew lets what is known of tasks begin with what a node has that goes on alone: what the
-// clients have seen stored at some moment. REQUIRES: no client calls.
+// beginAnew begins a new history with the tasks of a node that goes on alone; the clients saw each
+// of these states stored at some moment. REQUIRES: no client calls.
 func (s *schedule) beginAnew() {
 	tasks, err := s.tasks()
 	if err != nil {
 		s.t.Error(err)
 	}
 	kept := s.h.Begin(simtest.Read, 0, "recovered")
-	kept.Whenever() // what was stored at any moment may be
+	kept.Whenever() // any state stored at any moment is allowed
 	s.h.Finish(kept, nil, true)
 	s.h.Stored(kept, s.h.Decided(shownOf(tasks)))
 	s.past, s.h = append(s.past, s.h), s.h.Next(shownOf(tasks))
@@ -206,7 +205,7 @@ func (s *schedule) beginAnew() {
 	}
 }
 
-// forget checks what the clients know of tasks, which may be gone, and forgets it.
+// forget checks the clients' knowledge of tasks, some of them perhaps lost, and drops it.
 func (f *simFeatures) forget() {
 	f.mu.Lock()
 	defer f.mu.Unlock()

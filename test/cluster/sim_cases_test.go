@@ -26,16 +26,16 @@ import (
 	"codeq/test/queuetest"
 )
 
-// What a cluster must not get wrong, each by itself; TestSimulation lets them meet.
+// Each test here checks one guarantee of a cluster; TestSimulation combines them.
 
-// simCase runs a story on three nodes and one shard, and makes sure at its end that all
-// replicas are equal. The race detector has the goroutines of such a story in TestSimulation.
+// simCase runs a story on three nodes and one shard, and checks at its end that all replicas are
+// equal. The race detector checks the same goroutines in TestSimulation.
 func simCase(t *testing.T, opts codeq.Options, story func(t *testing.T, c *simCluster)) {
 	opts.Shards = 1
 	simCaseOf(t, opts, 0, story)
 }
 
-// simCaseOf is simCase with any number of shards, and builds that know a format.
+// simCaseOf is simCase with any number of shards; newest is the newest format of the builds.
 func simCaseOf(t *testing.T, opts codeq.Options, newest int, story func(t *testing.T, c *simCluster)) {
 	testbase.SkipUnderRace(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -49,7 +49,7 @@ func simCaseOf(t *testing.T, opts codeq.Options, newest int, story func(t *testi
 	})
 }
 
-// lead returns the node that leads the first shard, and another one.
+// lead returns the leader of the first shard, and another node.
 func (c *simCluster) lead() (leader, other *simNode) {
 	c.awaitLeaders()
 	leader = c.leader(0)
@@ -66,7 +66,7 @@ func simQueue(n *simNode) *codeq.Queue {
 	return q
 }
 
-// newLeader waits for another node than old to lead.
+// newLeader waits until another node than old leads.
 func (c *simCluster) newLeader(old *simNode) *simNode {
 	for end := time.Now().Add(simPatience); ; time.Sleep(10 * time.Millisecond) {
 		for _, n := range c.members() {
@@ -80,8 +80,8 @@ func (c *simCluster) newLeader(old *simNode) *simNode {
 	}
 }
 
-// TestProduceOutlivesItsLeader: what a leader has acknowledged just before it
-// loses power is there under the next one.
+// TestProduceOutlivesItsLeader: a leader acknowledges a task and loses power at once. The next
+// leader has the task.
 func TestProduceOutlivesItsLeader(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()
@@ -104,8 +104,8 @@ func TestProduceOutlivesItsLeader(t *testing.T) {
 	})
 }
 
-// TestProduceIsTriedAgain: the answer to a produce is lost with the connection
-// to the leader, or with the leader. The task is stored once, and acknowledged.
+// TestProduceIsTriedAgain: the answer to a produce is lost because the connection to the leader
+// breaks or the leader ends. The task is stored once, and acknowledged.
 func TestProduceIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	for _, lost := range []string{"answer", "leader"} {
@@ -143,8 +143,8 @@ func TestProduceIsTriedAgain(t *testing.T) {
 	}
 }
 
-// TestLeaseOutlivesItsLeader: a lease is in force under the next leader, for as
-// long as it was granted for, however far apart the clocks of the two are.
+// TestLeaseOutlivesItsLeader: a lease stays in force under the next leader for its whole length,
+// however much the clocks of the two leaders differ.
 func TestLeaseOutlivesItsLeader(t *testing.T) {
 	t.Parallel()
 	for _, ahead := range []time.Duration{0, time.Hour, -time.Hour} {
@@ -198,8 +198,8 @@ func TestLeaseOutlivesItsLeader(t *testing.T) {
 	})
 }
 
-// TestAttemptsOutliveTheirLeaders: a task whose workers take the leader with them
-// each time is a dead letter in the end.
+// TestAttemptsOutliveTheirLeaders: each attempt of a task crashes the leader. The task is
+// dead-lettered in the end.
 func TestAttemptsOutliveTheirLeaders(t *testing.T) {
 	simCase(t, codeq.Options{MaxAttempts: 4}, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()
@@ -223,8 +223,8 @@ func TestAttemptsOutliveTheirLeaders(t *testing.T) {
 	})
 }
 
-// TestTimersOfADeposedLeaderDoNothing: a leader that is cut off sees leases
-// expire. None of what it decides then is so: its successor keeps the lease alive.
+// TestTimersOfADeposedLeaderDoNothing: a leader that is cut off sees leases expire. Its decisions
+// about them have no effect: its successor keeps the lease alive.
 func TestTimersOfADeposedLeaderDoNothing(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()
@@ -239,7 +239,7 @@ func TestTimersOfADeposedLeaderDoNothing(t *testing.T) {
 			require.NoError(t, err)
 			held = append(held, l)
 		}
-		// The others notice after the leases have expired where they were granted.
+		// The other nodes notice only after the leases have expired on the old leader.
 		c.net.Isolate(old.name, c.names())
 		next := c.newLeader(old)
 		for _, l := range held {
@@ -257,8 +257,8 @@ func TestTimersOfADeposedLeaderDoNothing(t *testing.T) {
 	})
 }
 
-// TestDeposedLeaderServesNobody: a leader that is cut off, and does not know yet
-// that it has a successor, neither acknowledges nor hands out anything.
+// TestDeposedLeaderServesNobody: a leader that is cut off, and does not know yet that it has a
+// successor, acknowledges no call and grants no lease.
 func TestDeposedLeaderServesNobody(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		old, other := c.lead()
@@ -281,8 +281,8 @@ func TestDeposedLeaderServesNobody(t *testing.T) {
 	})
 }
 
-// TestLateAnswerOfAClaim: a lease whose answer arrives when the task has long been completed by
-// somebody else goes to no claim that has come since.
+// TestLateAnswerOfAClaim: the answer with a lease arrives long after another worker has completed
+// the task. No newer claim gets that lease.
 func TestLateAnswerOfAClaim(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()
@@ -313,8 +313,8 @@ func TestLateAnswerOfAClaim(t *testing.T) {
 	})
 }
 
-// TestNewLeaderHasAppliedEverything: a node that is elected as soon as it has an
-// entry, and before it has applied it, shows what the entry has done.
+// TestNewLeaderHasAppliedEverything: a node wins an election when it has stored an entry but not
+// applied it. Its answers show the effect of the entry.
 func TestNewLeaderHasAppliedEverything(t *testing.T) {
 	t.Parallel()
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
@@ -336,8 +336,8 @@ func TestNewLeaderHasAppliedEverything(t *testing.T) {
 	})
 }
 
-// TestLogIsDeterministic applies the log of a shard to other stores: whole, and up to
-// some entry and then again from one before it. All come to the same bytes.
+// TestLogIsDeterministic applies the log of a shard to other stores: to one as a whole, to others
+// up to some entry and then again from an earlier one. All stores end with the same bytes.
 func TestLogIsDeterministic(t *testing.T) {
 	t.Parallel()
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
@@ -374,7 +374,7 @@ func TestLogIsDeterministic(t *testing.T) {
 	})
 }
 
-// readLog is the log of a shard, as it is on a node, which is stopped for that.
+// readLog returns the log of a shard on a node. It stops the node first.
 func readLog(t *testing.T, n *simNode, shard uint32) (log []*raft.Log) {
 	n.stop()
 	store, err := raftlog.Open("queue/raft", raftlog.Options{FS: n.machine.Disk()})
@@ -395,7 +395,7 @@ func readLog(t *testing.T, n *simNode, shard uint32) (log []*raft.Log) {
 	return log
 }
 
-// applyLog is what a new store has after some logs were applied one after the other.
+// applyLog applies some logs to a new store, one after the other, and returns its entries.
 func applyLog(t *testing.T, c *simCluster, logs ...[]*raft.Log) []simEntry {
 	shared := store.NewCaches(c.opts.CacheBytes, c.opts.MemTableBytes, 1)
 	defer shared.Close()
@@ -409,7 +409,7 @@ func applyLog(t *testing.T, c *simCluster, logs ...[]*raft.Log) []simEntry {
 	applied := uint64(0)
 	for _, log := range logs {
 		for _, l := range log {
-			if l.Type == raft.LogCommand && l.Index > applied && binary.BigEndian.Uint64(l.Data) == l.Term { // as in a group
+			if l.Type == raft.LogCommand && l.Index > applied && binary.BigEndian.Uint64(l.Data) == l.Term { // as a group does
 				applied = l.Index
 				require.NoError(t, apply(cluster.Entry{Index: l.Index, Term: l.Term, Data: l.Data[cluster.EntryHeader:], Replayed: true}))
 			}
@@ -422,9 +422,9 @@ func applyLog(t *testing.T, c *simCluster, logs ...[]*raft.Log) []simEntry {
 	return entries
 }
 
-// TestSnapshotIsAdopted crashes a node that is sent the state of a shard at each
-// of the operations on its disk in turn: it comes back with what the others have, be it
-// before the state was there, between that and its being put in place, or after.
+// TestSnapshotIsAdopted: a node receives the state of a shard, and crashes at each of its disk
+// operations in turn: before the state is there, before it is put in place, or after. The node
+// always comes back with the state of the others.
 func TestSnapshotIsAdopted(t *testing.T) {
 	t.Parallel()
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
@@ -441,7 +441,7 @@ func TestSnapshotIsAdopted(t *testing.T) {
 				require.NoError(t, err)
 				require.NoError(t, simQueue(leader).Complete(ctx, l.Receipt, nil))
 			}
-			time.Sleep(time.Second) // until all have applied it
+			time.Sleep(time.Second) // until all nodes have applied it
 			for _, n := range c.members() {
 				c.snapshot(n, 0, 8)
 			}
@@ -462,8 +462,8 @@ func TestSnapshotIsAdopted(t *testing.T) {
 	})
 }
 
-// TestCloseDuringEverything: whatever is under way on a node when it is closed
-// comes to an end, and what was acknowledged stays.
+// TestCloseDuringEverything: a node is closed while all kinds of calls run. All of them end, and
+// every acknowledged change stays.
 func TestCloseDuringEverything(t *testing.T) {
 	t.Parallel()
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
@@ -528,12 +528,12 @@ func TestCloseDuringEverything(t *testing.T) {
 	})
 }
 
-// TestLateCommitOfDeposedLeader: an owner is amid a group while another node leads its shard for a
-// moment, and then its own again. The group has no effect, and nobody waits for it for ever.
+// TestLateCommitOfDeposedLeader: while an owner commits a group, another node leads its shard for a
+// moment, and then its own node again. The group has no effect, and its calls do not wait for ever.
 func TestLateCommitOfDeposedLeader(t *testing.T) {
 	t.Parallel()
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
-		time.Sleep(2 * time.Minute) // the leader is at home
+		time.Sleep(2 * time.Minute) // until the leader is the home node
 		c.rest()
 		leader, other := c.lead()
 		move := func(from, to *simNode) {
@@ -555,7 +555,7 @@ func TestLateCommitOfDeposedLeader(t *testing.T) {
 		synctest.Wait()
 		move(leader, other)
 		requireNode(t, other, c.newLeader(leader))
-		time.Sleep(100 * time.Millisecond) // its first entry has come
+		time.Sleep(100 * time.Millisecond) // until its first entry is there
 		move(other, leader)
 		time.Sleep(100 * time.Millisecond)
 		require.Equal(t, raft.Leader, inspect.Of(q).Group(0).Raft().State())
@@ -567,12 +567,12 @@ func TestLateCommitOfDeposedLeader(t *testing.T) {
 	})
 }
 
-// TestSnapshotForDeposedLeader: an owner is amid a group when its node gets the state of another
-// leader. The group is refused, and the state is put in place.
+// TestSnapshotForDeposedLeader: while an owner commits a group, its node receives the state of
+// another leader. The group is refused, and the state is put in place.
 func TestSnapshotForDeposedLeader(t *testing.T) {
 	t.Parallel()
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
-		time.Sleep(2 * time.Minute) // the leader is at home
+		time.Sleep(2 * time.Minute) // until the leader is the home node
 		c.rest()
 		old, _ := c.lead()
 		q := simQueue(old)
@@ -601,8 +601,8 @@ func TestSnapshotForDeposedLeader(t *testing.T) {
 	})
 }
 
-// TestCallsEndWithTheirNode: calls that wait for another node end when their own is closed, and do
-// not go on until CallTimeout.
+// TestCallsEndWithTheirNode: calls that wait for another node end when their own node is closed,
+// before CallTimeout.
 func TestCallsEndWithTheirNode(t *testing.T) {
 	t.Parallel()
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
@@ -625,8 +625,8 @@ func TestCallsEndWithTheirNode(t *testing.T) {
 	})
 }
 
-// TestSuspectsOfANode: a task that kills the process of its worker, which leads no shard, is dead
-// after its attempts and some starts more, and takes no other task along.
+// TestSuspectsOfANode: a task kills the process of its worker, a node that leads no shard. The task
+// is dead-lettered after its attempts and a few more starts; no other task is.
 func TestSuspectsOfANode(t *testing.T) {
 	t.Parallel()
 	const good, maxAttempts = 7, 3

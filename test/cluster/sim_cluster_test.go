@@ -32,51 +32,50 @@ import (
 	"codeq/test/queuetest"
 )
 
-// simCluster is a cluster whose nodes have a network, disks and clocks in
-// memory. It lives in one synctest bubble. Its methods belong to the bubble's
-// main goroutine, except node.queue.
+// simCluster is a cluster with its network, disks and clocks in memory. It runs in one synctest
+// bubble. Only the main goroutine of the bubble calls its methods, except node.queue.
 type simCluster struct {
 	t     *testing.T
 	net   *simtest.Net
 	rng   *rand.Rand    // of power losses
 	opts  codeq.Options // of all nodes, without a Cluster
 	peers []codeq.Peer  // founders
-	mu    sync.Mutex    // guards what follows
-	nodes []*simNode    // all that are members, in order of their joining
+	mu    sync.Mutex    // guards the fields below
+	nodes []*simNode    // all members, in the order in which they joined
 	next  int           // number of the next node
-	rates bool          // monotonic clocks run at rates of their own
+	rates bool          // each monotonic clock has its own rate
 
-	tell  func() string // what has happened; or nil
+	tell  func() string // the events so far; or nil
 	ended sync.WaitGroup
-	ends  atomic.Int32 // queues that are being closed
+	ends  atomic.Int32 // queues in Close
 }
 
-// simNode is a node, on a machine of its own.
+// simNode is a node on its own machine.
 type simNode struct {
 	cluster *simCluster
 	name    string
 	join    bool
-	leaves  bool        // it is removed when it is closed
+	leaves  bool        // Close removes it from the cluster
 	broken  atomic.Bool // its disk fails
 	machine *simtest.Machine
 
 	turn sync.Mutex // see hold
 
-	mu      sync.Mutex    // guards what follows
-	newest  int           // format that its build knows; 0: that of this one
+	mu      sync.Mutex    // guards the fields below
+	newest  int           // newest format of its build; 0: that of this build
 	q       *codeq.Queue  // nil: the node is down
-	life    *simtest.Life // nil: the node is down, or nothing more befalls it
-	lives   int           // that have begun
-	booted  string        // the boot of the machine in which the node was opened last
+	life    *simtest.Life // nil: the node is down, or its faults have ended
+	lives   int           // the number of lives that have begun
+	booted  string        // the boot of the machine at the last start of the node
 	removed bool          // it is not started again
 }
 
-// newSimCluster starts a cluster of so many nodes.
+// newSimCluster starts a cluster of that many nodes.
 func newSimCluster(t *testing.T, seed uint64, nodes int, opts codeq.Options) *simCluster {
 	return newSimClusterOf(t, seed, nodes, opts, 0)
 }
 
-// newSimClusterOf is newSimCluster with builds that know a format.
+// newSimClusterOf is newSimCluster; newest is the newest format of the builds.
 func newSimClusterOf(t *testing.T, seed uint64, nodes int, opts codeq.Options, newest int) *simCluster {
 	c := &simCluster{
 		t: t, net: simtest.NewNet(seed, 5*time.Millisecond), rng: rand.New(rand.NewPCG(seed, 2)), opts: opts,
@@ -98,7 +97,7 @@ func newSimClusterOf(t *testing.T, seed uint64, nodes int, opts codeq.Options, n
 	return c
 }
 
-// found makes the founders of a cluster that has no nodes, and starts none of them.
+// found makes the founders of a cluster without nodes. It does not start them.
 func (c *simCluster) found(nodes int) {
 	for range nodes {
 		n := c.node(false)
@@ -110,7 +109,7 @@ func newSimNode(c *simCluster, name string, join bool) *simNode {
 	return &simNode{cluster: c, name: name, join: join, machine: simtest.NewMachine()}
 }
 
-// node makes a node; join says that it is not one of the founders.
+// node makes a node; with join it is not a founder.
 func (c *simCluster) node(join bool) *simNode {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -122,7 +121,7 @@ func (c *simCluster) node(join bool) *simNode {
 	return n
 }
 
-// seed is that of a power loss; any goroutine may call it.
+// seed draws the seed of a power loss; any goroutine may call it.
 func (c *simCluster) seed() uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -143,8 +142,8 @@ func (c *simCluster) names() (names []string) {
 	return names
 }
 
-// log fails the test for a panic of codeq's own on the node. A Logger of the cluster's options has
-// the records of all nodes.
+// log fails the test if codeq itself panics on the node. A Logger in the cluster's options gets the
+// records of all nodes.
 func (n *simNode) log() *slog.Logger {
 	h := testkit.PanicHandler{T: n.cluster.t}
 	if l := n.cluster.opts.Logger; l != nil {
@@ -156,8 +155,8 @@ func (n *simNode) log() *slog.Logger {
 	return slog.New(h).With("life", n.lives)
 }
 
-// start opens the node's queue. A node that joins, and finds nobody but a stranger at the addresses
-// of the others, is opened again, and so is one whose last life has yet to end on a slow disk.
+// start opens the node's queue. It tries again if the node joins and finds only a stranger at the
+// addresses of the others, and if the last life has not ended yet because the disk is slow.
 func (n *simNode) start() {
 	var err error
 	for end := time.Now().Add(simPatience); time.Now().Before(end); time.Sleep(time.Second) {
@@ -169,9 +168,9 @@ func (n *simNode) start() {
 		}
 	}
 	if tell := n.cluster.tell; tell != nil {
-		fmt.Fprintln(os.Stderr, tell()) // the log of a test that panics is not printed
+		fmt.Fprintln(os.Stderr, tell()) // a test that panics does not print its log
 	}
-	// Else the goroutines of the bubble would not end.
+	// Without the panic, the goroutines of the bubble would not end.
 	panic(fmt.Sprintf("node %s does not start: %v", n.name, err))
 }
 
@@ -188,7 +187,7 @@ func (c *simCluster) open(n *simNode) error {
 	return nil
 }
 
-// options are those of the node's next life.
+// options returns the options of the node's next life.
 func (c *simCluster) options(n *simNode) (*codeq.Options, *simtest.Life) {
 	host := c.net.Listen(n.name)
 	o := c.opts
@@ -217,12 +216,12 @@ func (c *simCluster) options(n *simNode) (*codeq.Options, *simtest.Life) {
 	return &o, life
 }
 
-// stablesOf is Cluster.stable of a life of a node to which nothing befalls.
+// stablesOf is Cluster.stable for a life of the node without faults.
 func stablesOf(n *simNode) func(string) (raftlog.Stables, error) {
 	return func(string) (raftlog.Stables, error) { return n.machine.Votes(), nil }
 }
 
-// setRates gives the monotonic clock of each node, and of those that join, a rate of its own.
+// setRates gives each monotonic clock its own rate, also those of nodes that join later.
 func (c *simCluster) setRates() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -232,7 +231,7 @@ func (c *simCluster) setRates() {
 	}
 }
 
-// recover lets a node that is down go on by itself; the others are members no more. It
+// recover calls RecoverCluster on a node that is down: the others are no longer members. The node
 // stays down.
 func (c *simCluster) recover(n *simNode) error {
 	o, _ := c.options(n)
@@ -243,10 +242,10 @@ func (c *simCluster) recover(n *simNode) error {
 	return codeq.RecoverCluster("queue", o)
 }
 
-// furthest is the node that is to go on alone, as ClusterStatus of some nodes tells an operator:
-// one that is not suspect, if there is any, and of these the one that has most of what was stored,
-// by the larger of Applied and LastIndex. A node that has stored nothing cannot go on: it had not
-// become a member when its power failed. REQUIRES: all are up.
+// furthest returns the node that an operator would choose for RecoverCluster by the ClusterStatus
+// of some nodes: not a suspect node, if there is another one, and the one with the largest of
+// Applied and LastIndex. It leaves out a node that has stored nothing: its power failed before it
+// became a member. REQUIRES: all are up.
 func (c *simCluster) furthest(by ...*simNode) (furthest *simNode) {
 	type replica struct {
 		node  string
@@ -293,7 +292,7 @@ func (n *simNode) queue() (*codeq.Queue, int) {
 	return n.q, n.lives
 }
 
-// alive reports whether the node has not ended since its given life.
+// alive reports whether the given life of the node has not ended.
 func (n *simNode) alive(life int) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -313,16 +312,16 @@ func (n *simNode) raise() bool {
 	return down
 }
 
-// joinsNoMore is called before the node is removed. It is started again if it crashes, since its
-// vote may be needed, but then it must not join again.
+// joinsNoMore is called before the node is removed. If the node crashes, it starts again, since its
+// vote may be needed, but it must not join again.
 func (n *simNode) joinsNoMore() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.join = false
 }
 
-// hold returns when nobody else starts or closes the node, and waits for it as goroutines of a
-// bubble have to: time passes only for those that sleep.
+// hold returns when no other goroutine starts or closes the node. It sleeps while it waits: time in
+// the bubble passes only while all goroutines sleep.
 func (n *simNode) hold() (release func()) {
 	for !n.turn.TryLock() {
 		time.Sleep(10 * time.Millisecond)
@@ -330,13 +329,12 @@ func (n *simNode) hold() (release func()) {
 	return n.turn.Unlock
 }
 
-// crash ends the node as a kill -9 does, or a power loss after which so many
-// percent of what was not synced are left. What is left of the process ends in its
-// own time, and reaches neither the network nor the disk and the votes that the next life has.
-// It is false if the node is down.
+// crash ends the node like a kill -9, or like a power loss that keeps that many percent of the
+// unsynced data. The goroutines of the old process end later: they no longer reach the network, nor
+// the disk and the votes of the next life. It returns false if the node is down.
 func (n *simNode) crash(percent int) bool { return n.die(nil, percent, n.cluster.seed()) }
 
-// die is crash, of the given life, if one is given.
+// die is crash; if life is not nil, it ends only that life.
 func (n *simNode) die(life *simtest.Life, percent int, seed uint64) bool {
 	c := n.cluster
 	n.mu.Lock()
@@ -354,10 +352,10 @@ func (n *simNode) die(life *simtest.Life, percent int, seed uint64) bool {
 	} else {
 		c.net.Crash(n.name)
 	}
-	n.machine.Crash(percent, seed) // what was synced after the cut nobody has heard of
+	n.machine.Crash(percent, seed) // no other node knows of syncs after the cut
 	c.ends.Add(1)
 	c.ended.Go(func() {
-		_ = q.Close() // it misses the others
+		_ = q.Close() // the error is that the other nodes are missing
 		c.ends.Add(-1)
 	})
 	return true
@@ -389,8 +387,8 @@ func (n *simNode) fill(free int64) {
 	}
 }
 
-// crashAfter crashes the node amid its work, before the last of that many operations on its disk,
-// and then calls then. It does nothing if such a crash is to come already.
+// crashAfter crashes the node during its work, before the last of that many operations on its disk,
+// and calls then after that. It does nothing if such a crash is already set.
 func (n *simNode) crashAfter(operations int64, percent int, then ...func()) {
 	seed := n.cluster.seed()
 	n.mu.Lock()
@@ -411,7 +409,7 @@ func (n *simNode) stop() {
 	}
 }
 
-// close is stop, and returns what Close does; nil if the node is down.
+// close is stop, and returns the error of Close; nil if the node is down.
 func (n *simNode) close() error {
 	defer n.hold()()
 	n.mu.Lock()
@@ -432,7 +430,8 @@ func (n *simNode) close() error {
 	}
 }
 
-// simPatience is how long, in the bubble, anything may take once all nodes are up and connected.
+// simPatience is the longest time, in the bubble, for any action while all nodes are up and
+// connected.
 const simPatience = 5 * time.Minute
 
 // hangs ends the test with the state of the nodes and the stacks of all goroutines.
@@ -457,7 +456,7 @@ func (c *simCluster) hangs(what string) {
 	panic(what + " hangs; the stacks of all goroutines are in /tmp/codeq-sim-stacks") // the goroutines of the bubble would not end
 }
 
-// close closes all nodes and waits for those that have crashed.
+// close closes all nodes and waits for the goroutines of crashed ones.
 func (c *simCluster) close() {
 	c.mend(false)
 	for _, n := range c.members() {
@@ -472,8 +471,8 @@ func (c *simCluster) close() {
 	c.ended.Wait()
 }
 
-// mend heals the network, makes room on the disks, lets all nodes run, and starts those that are
-// down.
+// mend ends all faults: it connects the nodes, frees the disks, resumes paused nodes and starts
+// those that are down.
 func (c *simCluster) mend(start bool) {
 	c.net.Heal(false)
 	c.net.Unshape()
@@ -491,20 +490,20 @@ func (c *simCluster) mend(start bool) {
 		return
 	}
 	var raised sync.WaitGroup
-	for _, n := range c.members() { // together: one that has not joined yet needs the others
+	for _, n := range c.members() { // together: a node that has not joined yet needs the others
 		raised.Go(func() { n.raise() })
 	}
 	raised.Wait()
 }
 
-// requireNode fails the test unless a node is the one that is wanted. (require.Equal and Same print
-// all that nodes refer to, which others write, when they fail.)
+// requireNode fails the test unless got is want. (require.Equal and Same print every value that a
+// node refers to when they fail, and other goroutines write those values.)
 func requireNode(t *testing.T, want, got *simNode) {
 	t.Helper()
 	require.True(t, want == got, "%q instead of %q", nameOf(got), nameOf(want))
 }
 
-// nameOf is the name of a node, or "" of none.
+// nameOf is the name of a node, or "" without one.
 func nameOf(n *simNode) string {
 	if n == nil {
 		return ""
@@ -512,8 +511,8 @@ func nameOf(n *simNode) string {
 	return n.name
 }
 
-// leader returns the node that leads a shard, or nil if none does. Of several that
-// believe it, it is the one with the highest term.
+// leader returns the leader of a shard, or nil. If several nodes believe that they lead, it returns
+// the one with the highest term.
 func (c *simCluster) leader(shard int) (leader *simNode) {
 	var term uint64
 	for _, n := range c.members() {
@@ -526,7 +525,7 @@ func (c *simCluster) leader(shard int) (leader *simNode) {
 	return leader
 }
 
-// awaitReady waits until each node can call every shard, and so is a member.
+// awaitReady waits until each node can call every shard: it is then a member.
 func (c *simCluster) awaitReady() {
 	for _, n := range c.members() {
 		require.NoError(c.t, simQueue(n).WaitReady(context.Background()))
@@ -549,8 +548,8 @@ func (c *simCluster) awaitLeaders() {
 	}
 }
 
-// transfer asks one node to let another one lead a shard, if that can be done soon, and
-// calls then when it does.
+// transfer asks the node by to transfer a shard to the node to, if that is soon possible, and calls
+// then when to leads.
 func (c *simCluster) transfer(by *simNode, shard int, to *simNode, then ...func()) {
 	if q, _ := by.queue(); q != nil {
 		c.ended.Go(func() {
@@ -563,7 +562,8 @@ func (c *simCluster) transfer(by *simNode, shard int, to *simNode, then ...func(
 	}
 }
 
-// spread lets each of the first three nodes lead the shard that belongs there: leaders stay then.
+// spread makes each of the first three nodes the leader of its home shard: leadership is then
+// stable.
 func (c *simCluster) spread() {
 	spread := func() bool {
 		for i, n := range c.nodes[:3] {
@@ -591,8 +591,8 @@ func callAll(fs []func()) {
 	}
 }
 
-// snapshot lets a node take a snapshot of a shard and keep so many entries of the log, and calls
-// then when it has.
+// snapshot makes a node take a snapshot of a shard and keep that many log entries, and then calls
+// then.
 func (c *simCluster) snapshot(n *simNode, shard int, trailing uint64, then ...func()) {
 	q, _ := n.queue()
 	if q == nil {
@@ -603,15 +603,14 @@ func (c *simCluster) snapshot(n *simNode, shard int, trailing uint64, then ...fu
 		set := r.ReloadableConfig()
 		set.TrailingLogs = trailing
 		_ = r.ReloadConfig(set)
-		if r.Snapshot().Error() == nil { // or nothing is new, or the node crashes
+		if r.Snapshot().Error() == nil { // an error: nothing is new, or the node crashes
 			callAll(then)
 		}
 	})
 }
 
-// replace adds a node and removes another one, and returns when that is done,
-// however often it has to be tried. It may be called from any goroutine, one at a time. What
-// busy begins, if it is not nil, goes on while the node is removed.
+// replace adds a node and removes another one. It tries until both are done. Any goroutine may call
+// it, one at a time. If busy is not nil, it is called before the removal, and its end after that.
 func (c *simCluster) replace(old *simNode, note func(string, ...any), busy func() (end func())) {
 	c.grow(note)
 	c.remove(old, note, busy)
@@ -657,7 +656,7 @@ func (c *simCluster) remove(old *simNode, note func(string, ...any), busy func()
 			err = q.RemoveNode(ctx, old.name)
 			cancel()
 		}
-		if err == nil || errors.Is(err, codeq.ErrNotMember) { // by a try before
+		if err == nil || errors.Is(err, codeq.ErrNotMember) { // an earlier try removed it
 			break
 		}
 		if time.Since(begin) > 2*simPatience {
@@ -675,10 +674,10 @@ func (c *simCluster) remove(old *simNode, note func(string, ...any), busy func()
 	old.stop()
 }
 
-// rest waits until all replicas of every shard have applied the same, and nothing more comes.
+// rest waits until all replicas of every shard have applied the same entries, and no new ones come.
 func (c *simCluster) rest() {
 	var last []uint64
-	var seen [][]uint64 // what the leaders had applied
+	var seen [][]uint64 // the applied indexes of the leaders
 	for end := time.Now().Add(simPatience); ; time.Sleep(2 * time.Second) {
 		var applied []uint64
 		same := true
@@ -712,8 +711,8 @@ func (c *simCluster) rest() {
 	}
 }
 
-// check compares the replicas byte for byte, and lets the checker look at one of
-// each shard. REQUIRES: the cluster is at rest.
+// check compares the replicas byte for byte, and runs the checker on one of each shard. REQUIRES:
+// the cluster is at rest.
 func (c *simCluster) check() error {
 	var errs []error
 	for shard := range c.opts.Shards {
@@ -743,7 +742,7 @@ func (c *simCluster) check() error {
 
 type simEntry struct{ key, value []byte }
 
-// dump is all that a node has stored of a shard.
+// dump returns all entries of a shard that a node has stored.
 func dump(q *codeq.Queue, shard int) (entries []simEntry, err error) {
 	err = inspect.Of(q).Read(shard, func(st *store.Store) error {
 		entries, err = dumpStore(st.DB())
@@ -752,21 +751,21 @@ func dump(q *codeq.Queue, shard int) (entries []simEntry, err error) {
 	return entries, err
 }
 
-// tasksIn is the tasks that a node has stored of a shard.
+// tasksIn returns the tasks of a shard that a node has stored.
 func tasksIn(q *codeq.Queue, shard int) (map[codeq.ID]*codeq.TaskInfo, error) {
 	tasks, err := inspect.Of(q).Tasks(shard)
 	return tasks.(map[codeq.ID]*codeq.TaskInfo), err
 }
 
-// shardOf is the shard to which a task belongs.
+// shardOf returns the shard of a task.
 func shardOf(q *codeq.Queue, id codeq.ID) int {
 	return keys.ShardOf(keys.ID(id), inspect.Of(q).Shards())
 }
 
-// optionsOf is the options of a queue, with their defaults.
+// optionsOf returns the options of a queue, with their defaults.
 func optionsOf(q *codeq.Queue) *codeq.Options { return inspect.Of(q).Options().(*codeq.Options) }
 
-// termOf is the term of a shard, as a node knows it.
+// termOf returns the term of a shard that a node knows.
 func termOf(n *simNode, shard int) uint64 {
 	return inspect.Of(simQueue(n)).Group(shard).Raft().CurrentTerm()
 }
@@ -798,7 +797,7 @@ func sameEntries(a, b []simEntry) error {
 	return nil
 }
 
-// tasks is all tasks of the shards, as their leaders have them stored.
+// tasks returns all tasks that the leaders of the shards have stored.
 func (c *simCluster) tasks() (map[codeq.ID]*codeq.TaskInfo, error) {
 	tasks := make(map[codeq.ID]*codeq.TaskInfo)
 	for shard := range c.opts.Shards {

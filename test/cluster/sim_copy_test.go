@@ -17,30 +17,29 @@ import (
 	"codeq/internal/simtest"
 )
 
-// What becomes of a node whose directory is put back from an older copy: see manifest.Incarnations.
+// These tests replace the directory of a node by an older copy: see manifest.Incarnations.
 
 // simImage is a copy of a node's directory.
 type simImage struct {
 	disk  *crashfs.Disk
 	votes *simtest.Votes
-	id    string // of the directory
+	id    string // ID of the directory
 	life  uint64
 }
 
-// image copies the directory of a node, which may be open.
+// image copies the directory of a node; the node may be open.
 func (n *simNode) image() simImage {
 	m := n.queueDirectory()
 	disk, votes := n.machine.Image()
 	return simImage{disk, votes, m.ID, m.Incarnation}
 }
 
-// putBack lets a node that is down have an image in place of its directory.
+// putBack replaces the directory of a node that is down by an image.
 func (n *simNode) putBack(image simImage) {
 	n.machine.Put(image.disk.Clone(), image.votes.Clone())
 }
 
-// isSeenAfter reports whether all other nodes have stored that they have seen a node in a life
-// after a given one.
+// isSeenAfter reports whether all other nodes have stored a life of the node after the given one.
 func (c *simCluster) isSeenAfter(n *simNode, life uint64) bool {
 	id := n.queueDirectory().ID
 	return !slices.ContainsFunc(c.members(), func(o *simNode) bool { return o != n && o.queueDirectory().Seen[id] <= life })
@@ -54,7 +53,8 @@ func (c *simCluster) awaitSeenAfter(n *simNode, life uint64) {
 	}
 }
 
-// requireOldCopy waits until a node has failed as its directory is an older copy, and closes it.
+// requireOldCopy waits until a node has failed because its directory is an older copy, and closes
+// the node.
 func (n *simNode) requireOldCopy(t *testing.T) {
 	t.Helper()
 	time.Sleep(10 * time.Second)
@@ -64,9 +64,9 @@ func (n *simNode) requireOldCopy(t *testing.T) {
 	require.ErrorIs(t, n.close(), codeq.ErrOldCopy)
 }
 
-// TestOlderCopyIsPutBack: a node whose directory is an older copy neither elects nor acknowledges
-// without what it lacks, although it may have been opened before without being noticed. It says so,
-// and when it is opened again it comes back by itself.
+// TestOlderCopyIsPutBack: the directory of a node is an older copy. While the node lacks the newer
+// entries, it neither votes nor acknowledges, even if the copy was opened undetected before. It
+// reports the old copy; at its next start it comes back without help.
 func TestOlderCopyIsPutBack(t *testing.T) {
 	t.Parallel()
 	for what, copied := range map[string]func(c *simCluster, n *simNode) simImage{
@@ -92,7 +92,7 @@ func TestOlderCopyIsPutBack(t *testing.T) {
 				left.crash(100)
 				n.putBack(image)
 				for range 3 {
-					n.start() // it meets nobody
+					n.start() // it reaches no other node
 					n.stop()
 				}
 				c.net.Heal(true)
@@ -116,8 +116,8 @@ func TestOlderCopyIsPutBack(t *testing.T) {
 	}
 }
 
-// TestCopyIsPutBack: a directory that was closed may be put back if nothing was done since, and
-// those of all nodes together may be older. Nobody fails.
+// TestCopyIsPutBack: a copy of a closed directory may be put back if the node has not run since.
+// Older copies of all nodes may be put back together. No node fails.
 func TestCopyIsPutBack(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		restore := func(since func()) {
@@ -187,8 +187,7 @@ func TestOlderCopyGoesOnAlone(t *testing.T) {
 	}
 }
 
-// TestCopyFromBeforeTheCluster: a copy of a directory that was of no cluster yet is noticed as
-// well.
+// TestCopyFromBeforeTheCluster: a copy from before its directory joined a cluster is detected too.
 func TestCopyFromBeforeTheCluster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimCluster(t, 1, 0, codeq.Options{Shards: 1})
@@ -215,9 +214,9 @@ func TestCopyFromBeforeTheCluster(t *testing.T) {
 	})
 }
 
-// TestCopyIsPutBackAgain: an older copy does not know by which ID its node has come back since, and
-// takes its place nevertheless; but not that of a directory that has replaced one which was
-// removed.
+// TestCopyIsPutBackAgain: an older copy does not contain the ID under which its node came back
+// later. It takes the place of that node nevertheless. It does not take the place of a directory
+// that has replaced a removed one.
 func TestCopyIsPutBackAgain(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		_, n := c.lead()
@@ -260,8 +259,9 @@ func TestCopyIsPutBackAgain(t *testing.T) {
 	})
 }
 
-// TestMachineIsPutBack: a process that goes on where it was earlier, as its machine was put back
-// with its memory, is an older copy as well. All nodes knew its life then.
+// TestMachineIsPutBack: a machine is put back together with its memory, so its process continues
+// from an earlier moment. That is an older copy too, although all nodes knew the process's life
+// then.
 func TestMachineIsPutBack(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		_, n := c.lead()
@@ -284,8 +284,8 @@ func TestMachineIsPutBack(t *testing.T) {
 	})
 }
 
-// TestCopyFromBeforeAnUpgrade: a copy that the build before has made is noticed once the cluster
-// has risen, although it may have been opened before without being noticed.
+// TestCopyFromBeforeAnUpgrade: a copy from the previous build is detected once the cluster has the
+// new format, even if it was opened undetected before.
 func TestCopyFromBeforeAnUpgrade(t *testing.T) {
 	upgradeCase(t, 1, func(t *testing.T, c *simCluster) {
 		_, n := c.lead()
@@ -303,7 +303,7 @@ func TestCopyFromBeforeAnUpgrade(t *testing.T) {
 		n.putBack(image)
 		c.net.Isolate(n.name, c.names())
 		for range 2 {
-			n.start() // it meets nobody
+			n.start() // it reaches no other node
 			n.stop()
 		}
 		c.net.Heal(true)
@@ -316,8 +316,8 @@ func TestCopyFromBeforeAnUpgrade(t *testing.T) {
 	})
 }
 
-// simOlderCopy lets a node have an older copy of its directory, with whom only those are connected
-// then who may lack what it has acknowledged since.
+// simOlderCopy replaces the directory of a node by an older copy. After that the node reaches only
+// nodes that may lack the changes that it has acknowledged since the copy.
 var simOlderCopy = simFault{"older copy", 2, func(s *schedule) bool {
 	n := s.someNode()
 	if n.broken.Load() || !n.isBack() || !s.canLose(n) || !s.moving.CompareAndSwap(false, true) {
@@ -339,9 +339,9 @@ var simOlderCopy = simFault{"older copy", 2, func(s *schedule) bool {
 	return false
 }}
 
-// putBackLater puts an image of a node back when all others know of a later life, and the node has
-// been busy for some time without those who are behind. Then the others are away for some time. It
-// is false if they do not come to know.
+// putBackLater puts an image of a node back after two conditions: all others know a later life of
+// the node, and the node has worked for the time busy without the nodes behind. Then the others are
+// cut off for the time away. It returns false if the others do not learn of the later life.
 func (s *schedule) putBackLater(n *simNode, image simImage, behind, others []*simNode, busy, away time.Duration) bool {
 	for end := time.Now().Add(20 * time.Second); !s.isSeenAfter(n, image.life); time.Sleep(200 * time.Millisecond) {
 		if s.over.Load() || time.Now().After(end) {
@@ -359,7 +359,7 @@ func (s *schedule) putBackLater(n *simNode, image simImage, behind, others []*si
 	}
 	cut(true)
 	time.Sleep(busy)
-	release := n.hold() // while it is being opened it would not crash
+	release := n.hold() // a node that is opening would not crash
 	s.note("the older copy of %s is put back, %d nodes crash", n.name, len(others))
 	for _, o := range append(others, n) {
 		o.crash(100)
@@ -379,7 +379,7 @@ func (s *schedule) putBackLater(n *simNode, image simImage, behind, others []*si
 }
 
 // awaitRenewal waits until a node with an older copy is back, and opens it again when it has
-// noticed.
+// detected the copy.
 func (s *schedule) awaitRenewal(n *simNode, image simImage) {
 	var over time.Time
 	for ; !n.isBack() || n.id() == image.id; time.Sleep(500 * time.Millisecond) {

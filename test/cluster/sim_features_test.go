@@ -18,7 +18,7 @@ import (
 // simFeatures are clients that use what the others do not, each feature in queues of its own.
 type simFeatures struct {
 	*schedule
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	serials int
 	tasks   map[string]*simFeatureTask // by payload
 	uses    int

@@ -29,7 +29,7 @@ const (
 // a checkpoint, and by what each leader did not know of the clock of leases when it began.
 type leaseWatch struct {
 	*schedule
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	shards []watchedShard
 	leases []simHeld
 }

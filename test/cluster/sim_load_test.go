@@ -138,7 +138,7 @@ func (s *schedule) catchUp() {
 		return bytes
 	}
 	before := sent()
-	var watching sync.Mutex             // guards what follows, all in bytes
+	var watching sync.Mutex             // guards the fields below, all in bytes
 	var read, most, message, last int64 // of the log, read since any were sent; at most; in a message at most; sent
 	leader.machine.WatchReads(func(bytes int) {
 		watching.Lock()

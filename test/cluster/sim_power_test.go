@@ -19,13 +19,13 @@ import (
 	"codeq/internal/testkit"
 )
 
-// What becomes of nodes whose power fails below DurabilityDisk: see manifest.Volatile.
+// These tests cut the power of nodes below DurabilityDisk: see manifest.Volatile.
 
-// id is that of the directory of a node that is up.
+// id returns the ID of the directory of a node that is up.
 func (n *simNode) id() string { return inspect.Of(simQueue(n)).Node().Self().ID }
 
-// membersOf are the nodes of a shard as one of them knows it, each with the ID of its directory and
-// whether it votes.
+// membersOf returns the members of a shard that one node knows, each with the ID of its directory
+// and its suffrage.
 func membersOf(n *simNode, shard int) (members []string) {
 	for _, m := range inspect.Of(simQueue(n)).Group(shard).Raft().GetConfiguration().Configuration().Servers {
 		members = append(members, fmt.Sprint(m.ID, " ", m.Suffrage))
@@ -34,8 +34,8 @@ func membersOf(n *simNode, shard int) (members []string) {
 	return members
 }
 
-// awaitVotes waits until all nodes vote in every shard, by the IDs that they have, and nobody else
-// is a member.
+// awaitVotes waits until the members of every shard are exactly the nodes, all with a vote and
+// their present IDs.
 func (c *simCluster) awaitVotes() {
 	var want []string
 	for _, n := range c.members() {
@@ -60,9 +60,9 @@ func (c *simCluster) awaitVotes() {
 	}
 }
 
-// TestPowerLossOfOneNode: a node that has lost the end of its log with the power of its machine
-// neither elects nor acknowledges what contradicts that. It comes back by itself under a new ID,
-// and then counts again.
+// TestPowerLossOfOneNode: a node loses the end of its log in a power loss. It neither votes nor
+// acknowledges anything that contradicts the lost entries. It comes back without help under a new
+// ID, and then votes again.
 func TestPowerLossOfOneNode(t *testing.T) {
 	t.Parallel()
 	for _, leads := range []bool{false, true} {
@@ -111,16 +111,16 @@ func TestPowerLossOfOneNode(t *testing.T) {
 	}
 }
 
-// TestReturnGoesOn: a leader that takes a node back ends when the node has its new ID and not its
-// address. The next one takes it back, although the node has lost with its power who the others
-// are.
+// TestReturnGoesOn: a leader readmits a node, and ends when the node has its new ID but not its
+// address yet. The next leader completes that, although the node lost the list of its peers in the
+// power loss.
 func TestReturnGoesOn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimCluster(t, 1, 1, codeq.Options{Shards: 1, Durability: codeq.DurabilityProcess})
 		c.awaitLeaders()
 		victim := c.members()[0]
-		time.Sleep(time.Minute) // it has noted the boot of its machine
+		time.Sleep(time.Minute) // it has stored the boot of its machine
 		image := victim.image()
 		for range 3 {
 			c.grow(func(string, ...any) {})
@@ -130,7 +130,7 @@ func TestReturnGoesOn(t *testing.T) {
 		c.net.Isolate(victim.name, c.names())
 		leader := c.newLeader(victim)
 		victim.crash(0)
-		victim.putBack(image) // this is all that was synced
+		victim.putBack(image) // only this was synced
 		victim.start()
 		require.Len(t, membersOf(victim, 0), 1, "it knows nobody")
 		self, group := cluster.Peer{Node: victim.name, Address: victim.name, ID: victim.id()}, inspect.Of(simQueue(leader)).Group(0).Raft()
@@ -143,8 +143,8 @@ func TestReturnGoesOn(t *testing.T) {
 	})
 }
 
-// TestManyPowerLosses: a node that loses its power again and again while nobody takes it back has
-// one former ID, and keeps its new one.
+// TestManyPowerLosses: a node loses power many times before a leader readmits it. It has one former
+// ID, and keeps its new one.
 func TestManyPowerLosses(t *testing.T) {
 	t.Parallel()
 	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityNone} {
@@ -158,7 +158,7 @@ func TestManyPowerLosses(t *testing.T) {
 			id := victim.id()
 			require.NotEqual(t, former, id)
 			for i := range 10 {
-				if i == 7 { // it is taken back, and loses its power amid that
+				if i == 7 { // it loses power while a leader readmits it
 					c.net.Heal(true)
 				}
 				time.Sleep(time.Duration(c.rng.Int64N(int64(time.Second))))
@@ -177,7 +177,7 @@ func TestManyPowerLosses(t *testing.T) {
 	}
 }
 
-// queueDirectory is what the manifest of the node says.
+// queueDirectory returns the manifest of the node.
 func (n *simNode) queueDirectory() *manifest.Manifest {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -188,8 +188,8 @@ func (n *simNode) queueDirectory() *manifest.Manifest {
 	return m
 }
 
-// TestPowerLossIsNone: nothing is lost, and nobody asks, if a process is killed, if a node was
-// closed before its machine was booted, and with DurabilityDisk.
+// TestPowerLossIsNone: three events lose nothing, and no node asks to be readmitted: a process is
+// killed, a machine boots after its node was closed, and power fails with DurabilityDisk.
 func TestPowerLossIsNone(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -225,8 +225,8 @@ func TestPowerLossIsNone(t *testing.T) {
 	}
 }
 
-// TestPowerLossOfTwoNodes: when two of three nodes have lost power, nothing is acknowledged any
-// more, and all of them say what is to be done.
+// TestPowerLossOfTwoNodes: when two of three nodes have lost power, the cluster acknowledges
+// nothing more, and all nodes tell the operator the remedy.
 func TestPowerLossOfTwoNodes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -281,8 +281,8 @@ func TestPowerLossOfTwoNodes(t *testing.T) {
 	})
 }
 
-// TestPowerLossAmidReturn: wherever nodes crash while one of them is taken back, it comes back, and
-// nothing is lost.
+// TestPowerLossAmidReturn: nodes crash at any moment while a leader readmits one of them. That node
+// comes back, and nothing is lost.
 func TestPowerLossAmidReturn(t *testing.T) {
 	t.Parallel()
 	for i := range uint64(testkit.Sized(4, 200)) {
@@ -319,8 +319,8 @@ func TestPowerLossAmidReturn(t *testing.T) {
 	}
 }
 
-// TestPowerLossOfFounder: the node that founds a cluster loses power before the others know with
-// whom each shard begins. The cluster begins nevertheless.
+// TestPowerLossOfFounder: the founding node loses power before the others know the first members of
+// each shard. The cluster begins nevertheless.
 func TestPowerLossOfFounder(t *testing.T) {
 	t.Parallel()
 	for i := range uint64(testkit.Sized(6, 200)) {
@@ -347,8 +347,8 @@ func TestPowerLossOfFounder(t *testing.T) {
 	}
 }
 
-// TestPowerLossAmongStrangers: a node comes back that knows nobody any more, since all others were
-// replaced while it was down.
+// TestPowerLossAmongStrangers: a node comes back although it knows none of the members: all others
+// were replaced while it was down.
 func TestPowerLossAmongStrangers(t *testing.T) {
 	simCase(t, codeq.Options{Durability: codeq.DurabilityProcess}, func(t *testing.T, c *simCluster) {
 		_, n := c.lead()
@@ -365,8 +365,8 @@ func TestPowerLossAmongStrangers(t *testing.T) {
 	})
 }
 
-// TestPowerLossOfRemovedNode: a node that was removed while it was down is not taken back, whether
-// it had been taken back halfway or not.
+// TestPowerLossOfRemovedNode: a node was removed while it was down. It is not readmitted, even if
+// its readmission was half done before.
 func TestPowerLossOfRemovedNode(t *testing.T) {
 	t.Parallel()
 	for _, halfway := range []bool{false, true} {
@@ -394,8 +394,8 @@ func TestPowerLossOfRemovedNode(t *testing.T) {
 	}
 }
 
-// TestPowerLossAmidRemoval: a node that loses power while it is being removed is not taken back:
-// what the first shard has decided, the others follow.
+// TestPowerLossAmidRemoval: a node that loses power during its removal is not readmitted: the other
+// shards follow the decision of the first one.
 func TestPowerLossAmidRemoval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimCluster(t, 1, 3, codeq.Options{Shards: 2, Durability: codeq.DurabilityProcess})
@@ -406,7 +406,7 @@ func TestPowerLossAmidRemoval(t *testing.T) {
 		require.NoError(t, change(t.Context(), 0, cluster.RemoveNode, cluster.Peer{Node: removed.name}))
 		removed.start()
 		time.Sleep(time.Minute)
-		for shard := range 2 { // when it asked to be taken back, its removal was finished
+		for shard := range 2 { // its request to be readmitted has finished its removal
 			require.Len(t, membersOf(leader, shard), 2)
 		}
 		require.ErrorIs(t, simQueue(leader).RemoveNode(t.Context(), removed.name), codeq.ErrNotMember)
@@ -417,8 +417,8 @@ func TestPowerLossAmidRemoval(t *testing.T) {
 	})
 }
 
-// TestUnsyncedNodeIsKilled: a node of DurabilityNone that is killed may have lost what it has
-// acknowledged, although its machine goes on.
+// TestUnsyncedNodeIsKilled: with DurabilityNone, a kill may cost a node acknowledged tasks,
+// although its machine stays up.
 func TestUnsyncedNodeIsKilled(t *testing.T) {
 	simCase(t, codeq.Options{Durability: codeq.DurabilityNone}, func(t *testing.T, c *simCluster) {
 		_, killed := c.lead()
@@ -435,8 +435,8 @@ func TestUnsyncedNodeIsKilled(t *testing.T) {
 	})
 }
 
-// simPower is drawn in schedules in which a node that loses power loses what it had acknowledged.
-// It happens to nobody while a node is taken back, but for that node.
+// simPower is drawn in schedules in which a power loss costs a node acknowledged changes. While a
+// leader readmits a node, only that node may lose power.
 var simPower = simFault{"power", 6, func(s *schedule) bool {
 	percent := []int{0, 0, 50}[s.rng.IntN(3)]
 	n := s.someNode()
@@ -453,7 +453,7 @@ var simPower = simFault{"power", 6, func(s *schedule) bool {
 	return n.crash(percent)
 }}
 
-// isBack reports whether the node is up, and has been taken back since its power failed.
+// isBack reports whether the node is up, and was readmitted after its power loss.
 func (n *simNode) isBack() bool {
 	n.mu.Lock()
 	up, disk := n.q != nil && n.machine.Boot() == n.booted, n.machine.Disk()
@@ -462,7 +462,7 @@ func (n *simNode) isBack() bool {
 	return up && err == nil && len(m.Former) == 0
 }
 
-// awaitReturn waits until a node whose power is about to fail is back.
+// awaitReturn waits until a node is back from a power loss that is about to come.
 func (s *schedule) awaitReturn(n *simNode) {
 	time.Sleep(time.Second)
 	var over time.Time
@@ -476,8 +476,8 @@ func (s *schedule) awaitReturn(n *simNode) {
 	s.note("%s is back", n.name)
 }
 
-// loseMajority lets the power of a majority of the nodes fail, after which nobody acknowledges
-// anything. It closes all nodes, and returns the one that is furthest.
+// loseMajority cuts the power of a majority of the nodes; no node acknowledges anything after that.
+// It closes all nodes, and returns the furthest one.
 func (s *schedule) loseMajority() *simNode {
 	nodes := s.members()
 	half := len(nodes) / 2
@@ -496,7 +496,7 @@ func (s *schedule) loseMajority() *simNode {
 	}
 	time.Sleep(20 * time.Second)
 	for _, n := range nodes {
-		if _, err := simQueue(n).Produce(context.Background(), codeq.Task{Queue: "a"}); !errors.Is(err, codeq.ErrNotLeader) { // which of the nodes says ErrPowerLost depends on what it has seen
+		if _, err := simQueue(n).Produce(context.Background(), codeq.Task{Queue: "a"}); !errors.Is(err, codeq.ErrNotLeader) { // or ErrPowerLost
 			s.t.Errorf("produce on %s after %d of %d nodes have lost power: %v", n.name, lost, len(nodes), err)
 		}
 	}

@@ -20,10 +20,10 @@ import (
 	"codeq/test/queuetest"
 )
 
-// receiveCheckpoint crashes a node at the moment at which its store has come from a leader, and is
-// ahead of its log.
+// receiveCheckpoint crashes a node that has just received its store from a leader: the store is
+// ahead of the node's log.
 func receiveCheckpoint(t *testing.T, c *simCluster) *simNode {
-	time.Sleep(2 * time.Minute) // the leader is at home
+	time.Sleep(2 * time.Minute) // until the leader is the home node
 	c.rest()
 	leader, victim := c.lead()
 	victim.crash(100)
@@ -49,8 +49,8 @@ func receiveCheckpoint(t *testing.T, c *simCluster) *simNode {
 	return victim
 }
 
-// TestRecoverClusterAfterCheckpoint: a node whose store is ahead of its log goes on by itself. It
-// keeps what the store has, and what is acknowledged from then on, however often it is opened.
+// TestRecoverClusterAfterCheckpoint: a node with a store ahead of its log goes on alone. It keeps
+// the state of the store and every later acknowledged change, however often it is opened.
 func TestRecoverClusterAfterCheckpoint(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimCluster(t, 1, 3, *inspect.With(&codeq.Options{Shards: 1}, inspect.Private{MaxAppend: 4}))
@@ -80,16 +80,17 @@ func TestRecoverClusterAfterCheckpoint(t *testing.T) {
 	})
 }
 
-// TestRecoverClusterReconciles: a shard lacks the end of what it had sent to the others, and its
-// settings are older. After RecoverCluster, or if the shards are those of a queue by itself that
-// becomes a node, no message is taken for an earlier one, and the newest settings hold everywhere.
+// TestRecoverClusterReconciles: a shard has lost its last messages to the other shards, and its
+// settings are older. After RecoverCluster, or when a queue without a cluster becomes a node with
+// these shards, no shard confuses a new message with a lost one, and the newest settings hold
+// everywhere.
 func TestRecoverClusterReconciles(t *testing.T) {
 	t.Parallel()
 	for _, alone := range []bool{false, true} {
 		t.Run(fmt.Sprint("alone=", alone), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c, n := firstNode(t, 1, codeq.Options{Shards: 3})
-				// follow lets each task be followed by one of another group, mostly in another
+				// follow completes tasks; each produces a task of another group, mostly in another
 				// shard.
 				follow := func(q *codeq.Queue) {
 					t.Helper()
@@ -145,20 +146,21 @@ func TestRecoverClusterReconciles(t *testing.T) {
 	}
 }
 
-// logLoss is a cluster of three nodes that have lost the ends of their logs, at random, and perhaps
-// not what their stores have of them.
+// logLoss is a cluster of three number of nodes with a loss lost the ends of their logs, at random.
+// Their stores may still have the lost entries.
 type logLoss struct {
 	*simCluster
-	ids  []codeq.ID // that were acknowledged
+	ids  []codeq.ID // of acknowledged tasks
 	lost int        // nodes that have
 }
 
-// newLogLoss crashes all nodes at a level at which a power loss takes the ends of their logs, and
-// starts them again. They do not notice if their disks have lost what they had said to have.
+// newLogLoss crashes all nodes at a level where a power loss takes the ends of their logs, and
+// starts them again. Without notice, they do not detect the loss: the disks had confirmed the lost
+// data.
 func newLogLoss(t *testing.T, seed uint64, odds []int, notice bool) *logLoss {
 	rng := rand.New(rand.NewPCG(seed, 4))
 	l := &logLoss{simCluster: newSimCluster(t, seed, 3, *inspect.With(&codeq.Options{Shards: 1, Durability: codeq.DurabilityProcess}, inspect.Private{MaxAppend: 4}))}
-	// A part of the log is safe, as when the operating system has written it back.
+	// A part of the log is safe, as if the operating system had written it back.
 	l.awaitLeaders()
 	for _, n := range l.members() {
 		require.NoError(t, l.produce(n, rng.IntN(10)))
@@ -184,7 +186,7 @@ func newLogLoss(t *testing.T, seed uint64, odds []int, notice bool) *logLoss {
 	return l
 }
 
-// produce stores tasks on a node, as many as it can.
+// produce stores tasks on a node until a call fails.
 func (l *logLoss) produce(n *simNode, count int) error {
 	for range count {
 		id, err := simQueue(n).Produce(l.t.Context(), codeq.Task{Queue: "a", Payload: make([]byte, 8<<10)})
@@ -196,7 +198,7 @@ func (l *logLoss) produce(n *simNode, count int) error {
 	return nil
 }
 
-// missing is how many of the acknowledged tasks a leader has not.
+// missing counts the acknowledged tasks that a leader lacks.
 func (l *logLoss) missing(n *simNode) (missing int) {
 	tasks, err := tasksIn(simQueue(n), 0)
 	require.NoError(l.t, err)
@@ -208,7 +210,7 @@ func (l *logLoss) missing(n *simNode) (missing int) {
 	return missing
 }
 
-// goOn lets a node go on by itself with what it has, and others join it. REQUIRES: all are closed.
+// goOn makes a node go on alone with its own state, and others join it. REQUIRES: all are closed.
 func (l *logLoss) goOn(n *simNode) (missing int) {
 	require.NoError(l.t, l.recover(n))
 	n.start()
@@ -230,9 +232,9 @@ func (l *logLoss) goOn(n *simNode) (missing int) {
 	return missing
 }
 
-// TestPowerLossOfAllNodes: nodes lose power at once, or are killed. If a majority was killed only,
-// it goes on, and nothing that was ever acknowledged is missing. Otherwise nobody acknowledges
-// anything: all say so, the furthest node goes on after RecoverCluster with what it has, and others
+// TestPowerLossOfAllNodes: each node loses power or is killed, all at once. If a majority was only
+// killed, it goes on, and no acknowledged task is missing. Otherwise the nodes acknowledge nothing,
+// and all report it: the furthest node goes on after RecoverCluster with its own state, and others
 // join it.
 func TestPowerLossOfAllNodes(t *testing.T) {
 	t.Parallel()
@@ -269,9 +271,9 @@ func TestPowerLossOfAllNodes(t *testing.T) {
 	require.Positive(t, wedged)
 }
 
-// TestDisksThatLose: disks lose what they had said to have, and nobody notices. What is
-// acknowledged afterwards is stored. Either a majority goes on from what it has, or no shard does;
-// whoever contradicts the others has failed, and says so. The furthest node goes on after
+// TestDisksThatLose: disks lose data that they had confirmed, and no node detects it. Later
+// acknowledged tasks are stored. Either a majority goes on from its own state, or no shard goes on;
+// a node that contradicts the others has failed, and reports it. The furthest node goes on after
 // RecoverCluster.
 func TestDisksThatLose(t *testing.T) {
 	t.Parallel()
@@ -330,13 +332,13 @@ func disksThatLose(t *testing.T, seed uint64) (diverged int, led bool) {
 	return diverged, led
 }
 
-// TestPowerLossOfNewCluster: what a node of a new cluster has stored may be lost with its power,
-// below DurabilityDisk; with whom the cluster began is not, so that it knows whom to ask.
+// TestPowerLossOfNewCluster: below DurabilityDisk, a node of a new cluster may lose its stored
+// state in a power loss. It keeps the list of first members, so that it can ask them.
 func TestPowerLossOfNewCluster(t *testing.T) {
 	simCase(t, codeq.Options{Durability: codeq.DurabilityProcess}, func(t *testing.T, c *simCluster) {
 		n := c.members()[0]
 		n.crash(0)
-		c.peers = nil // it does not ask those of Options
+		c.peers = nil // it does not ask the peers of Options
 		n.start()
 		c.awaitVotes()
 		n.produce(t, 1)

@@ -30,12 +30,12 @@ var (
 	simTries     = flag.Int("sim.tries", 1, "how often TestSimulation runs the schedule of -sim.seed; it counts how often that fails")
 )
 
-// TestSimulation runs a cluster under faults that a seed has drawn, and checks
-// what its clients were told, and what is stored at the end.
+// TestSimulation runs a cluster under faults drawn from a seed, and checks the answers to its
+// clients and the stored state at the end.
 //
-// A seed repeats what is done and when, to the fake nanosecond, but not in which
-// order goroutines run at one moment, nor what they draw from chance: a rare failure may
-// need several tries.
+// A seed repeats the actions and their times, to the fake nanosecond. It does not repeat the order
+// of goroutines at one moment, nor the random values that they draw: a rare failure may need
+// several tries.
 func TestSimulation(t *testing.T) {
 	t.Parallel()
 	var tally simTally
@@ -74,13 +74,13 @@ func TestSimulation(t *testing.T) {
 
 // simTally counts the schedules of a test.
 type simTally struct {
-	mu          sync.Mutex // guards what follows
+	mu          sync.Mutex // guards the fields below
 	ran, failed int
 	total       simCounts
 }
 
-// draw runs a schedule of a seed of its own, in a test of its own. If it runs beside others, it
-// ends when one has failed.
+// draw runs a schedule with a new seed in its own subtest. A parallel one ends when another has
+// failed.
 func (r *simTally) draw(t *testing.T, parallel bool) {
 	seed := rand.Uint64()>>16 + 1
 	t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
@@ -113,10 +113,10 @@ func (r *simTally) run(t *testing.T, seed uint64) {
 	counts = runSchedule(t, seed)
 }
 
-// simCounts is what a simulation has come to.
+// simCounts are the counts of a simulation.
 type simCounts struct {
 	Calls, Unknown, Tasks, Lost, Copies, Uses int
-	Faults                                    map[string]int // by kind; all: without the mends
+	Faults                                    map[string]int // by kind; all: without repairs
 }
 
 func (c *simCounts) add(o simCounts) {
@@ -137,7 +137,7 @@ func (c *simCounts) add(o simCounts) {
 
 func runSchedule(t *testing.T, seed uint64) (counts simCounts) {
 	var s *schedule
-	defer func() { // also after an error in the bubble, which ends this goroutine
+	defer func() { // an error in the bubble ends this goroutine too
 		if t.Failed() {
 			t.Logf("repeat: go test -run 'TestSimulation$' . -sim.seed=%d -sim.tries=10", seed)
 			t.Log(s.story())
@@ -147,13 +147,13 @@ func runSchedule(t *testing.T, seed uint64) (counts simCounts) {
 		s = newSchedule(t, seed)
 		defer func() {
 			if p := recover(); p != nil {
-				fmt.Fprintln(os.Stderr, s.tell()) // the log of a test that panics is not printed
+				fmt.Fprintln(os.Stderr, s.tell()) // a test that panics does not print its log
 				panic(p)
 			}
 		}()
 		counts = s.run()
 	})
-	// Outside of the bubble, whose clock does not run while histories are checked.
+	// Outside of the bubble: its clock stands still while histories are checked.
 	for _, h := range append(s.past, s.h) {
 		for _, problem := range h.Check() {
 			t.Error(problem)
@@ -166,44 +166,44 @@ func runSchedule(t *testing.T, seed uint64) (counts simCounts) {
 type schedule struct {
 	*simCluster
 	h        *simtest.History[codeq.ID]
-	past     []*simtest.History[codeq.ID] // that ended with a loss
+	past     []*simtest.History[codeq.ID] // each ended with a loss
 	features *simFeatures
 	rng      *rand.Rand // of the faults
 	seed     uint64
 	length   time.Duration
 	faults   []simFault
-	kill     bool // crashes are of the process only
+	kill     bool // only processes crash
 	large    bool // see drawLoad
 	clients  sync.WaitGroup
 	load     simLoad
-	loads    int       // how many were begun
-	until    time.Time // when the schedule is over
+	loads    int       // the number of begun loads
+	until    time.Time // the end of the schedule
 	over     atomic.Bool
-	lost     atomic.Bool // what was acknowledged may be lost, and nobody calls
+	lost     atomic.Bool // acknowledged changes may be lost, and no client calls
 
 	noting    sync.Mutex // guards events and counts
 	events    []string
-	counts    map[string]int // of faults that have happened, by kind
-	done      sync.WaitGroup // faults that end by themselves
-	moving    atomic.Bool    // a change of membership is under way
-	dark      *simNode       // its power failed last; only inject uses it
-	rushed    atomic.Int64   // clients of rush, ever
-	copied    int            // how many copies were begun
-	cutting   atomic.Int32   // for how many of them shards may stand still
+	counts    map[string]int // faults that have happened, by kind
+	done      sync.WaitGroup // faults that end without another fault
+	moving    atomic.Bool    // a change of membership runs
+	dark      *simNode       // the last node to lose power; only inject uses it
+	rushed    atomic.Int64   // all clients of rush so far
+	copied    int            // the number of begun copies
+	cutting   atomic.Int32   // the number of copies that may stop shards
 	blackouts int            // of simBlackout
 
 	backlogged atomic.Int64 // bytes, of backlogs
 
-	copying  sync.Mutex // guards what follows
+	copying  sync.Mutex // guards the fields below
 	copies   []simCopy
-	backlogs map[codeq.ID]bool // tasks of backlogs that are stored for certain
+	backlogs map[codeq.ID]bool // tasks of backlogs that are certainly stored
 }
 
-// simFault is something that happens to a cluster.
+// simFault is one kind of fault.
 type simFault struct {
 	name   string
 	weight int
-	// inject reports whether it has happened. If it may happen later, happened is called then.
+	// inject reports whether the fault has happened. If it happens later, it calls happened then.
 	inject func(s *schedule) bool
 }
 
@@ -263,7 +263,7 @@ func (s *schedule) note(format string, args ...any) {
 	s.events = append(s.events, time.Now().Format("04:05.000 ")+fmt.Sprintf(format, args...))
 }
 
-// story is what has happened.
+// story returns the events so far.
 func (s *schedule) story() string {
 	s.noting.Lock()
 	defer s.noting.Unlock()
@@ -276,7 +276,7 @@ func (s *schedule) story() string {
 
 // begin starts the clients.
 func (s *schedule) begin() {
-	first := s.loads * 10_000 // of the numbers of the clients
+	first := s.loads * 10_000 // the first client number
 	s.loads++
 	client := func(number, home int, use func(c *simClient)) {
 		number += first
@@ -296,7 +296,7 @@ func (s *schedule) begin() {
 	s.load.wait, s.load.stop = s.features.begin(first)
 }
 
-// ending reports whether the clients are to end.
+// ending reports whether the clients must end.
 func (s *schedule) ending() bool { return s.over.Load() || s.lost.Load() }
 
 func (s *schedule) run() simCounts {
@@ -343,7 +343,7 @@ func (s *schedule) run() simCounts {
 	s.h.Stored(last, shownOf(tasks))
 	for id, info := range tasks {
 		if info.Queue != "a" {
-			continue // of a probe
+			continue // a probe's task
 		}
 		s.t.Errorf("task %s (%s) cannot be claimed: %v", id, info.Payload, info.State)
 	}
@@ -363,13 +363,13 @@ func (s *schedule) run() simCounts {
 	return counts
 }
 
-// upTo draws a duration, most of them short.
+// upTo draws a duration of at most d, mostly a short one.
 func (s *schedule) upTo(d time.Duration) time.Duration {
 	f := s.rng.Float64()
 	return time.Duration(float64(d) * f * f)
 }
 
-// inject makes a fault happen, one that can.
+// inject draws faults until one happens, five at most.
 func (s *schedule) inject() {
 	total := 0
 	for _, f := range s.faults {
@@ -400,7 +400,7 @@ func (s *schedule) anyNode() *simNode {
 	return nodes[s.rng.IntN(len(nodes))]
 }
 
-// someNode prefers leaders.
+// someNode returns a node, mostly a leader.
 func (s *schedule) someNode() *simNode {
 	if s.rng.IntN(2) == 0 {
 		if l := s.leader(s.rng.IntN(s.opts.Shards)); l != nil {
@@ -410,7 +410,7 @@ func (s *schedule) someNode() *simNode {
 	return s.anyNode()
 }
 
-// someLink is two nodes.
+// someLink returns two nodes.
 func (s *schedule) someLink() (from, to string) {
 	for from, to = s.someNode().name, s.anyNode().name; from == to; {
 		to = s.anyNode().name
@@ -418,7 +418,7 @@ func (s *schedule) someLink() (from, to string) {
 	return from, to
 }
 
-// simFaults: those that last are ended by a later one.
+// simFaults are the faults. A later fault ends one that lasts.
 var simFaults = []simFault{
 	{"cut", 4, func(s *schedule) bool {
 		a, b := s.someLink()
@@ -498,7 +498,7 @@ var simFaults = []simFault{
 			return false
 		}
 		s.note("close %s", n.name)
-		n.stop() // of one whose disk fails it is an error
+		n.stop() // an error if its disk fails
 		return true
 	}},
 	{"clock", 3, func(s *schedule) bool {
@@ -584,7 +584,7 @@ var simFaults = []simFault{
 		n := s.someNode()
 		d := s.upTo(10 * time.Second)
 		n.crash(100)
-		if s.net.Listens(n.name) { // it is being opened
+		if s.net.Listens(n.name) { // it is about to open
 			return false
 		}
 		s.note("another cluster has the address of %s", n.name)
@@ -615,7 +615,7 @@ var simMending = []simFault{
 	{"restart", 8, (*schedule).raise},
 }
 
-// canLose reports whether the others can do without a node for good: they are up, and the cluster
+// canLose reports whether the cluster can lose a node for ever: the others are up, and the cluster
 // has begun.
 func (s *schedule) canLose(old *simNode) bool {
 	for shard := range s.opts.Shards {
@@ -626,7 +626,8 @@ func (s *schedule) canLose(old *simNode) bool {
 	return !slices.ContainsFunc(s.members(), func(n *simNode) bool { return n != old && simQueue(n) == nil })
 }
 
-// loseDisk opens a node with a new disk, which is refused at once, or when the others can be asked.
+// loseDisk opens a node with a new disk. The node is refused at once, or when it reaches the
+// others.
 func (s *schedule) loseDisk(n *simNode) {
 	n.crash(0)
 	s.keepCopies(n)
@@ -646,7 +647,7 @@ func (s *schedule) loseDisk(n *simNode) {
 	}
 }
 
-// keepCopies keeps the copies that lie on the disk of a node, which is about to have another one.
+// keepCopies keeps the copies on the disk of a node that is about to get a new disk.
 func (s *schedule) keepCopies(n *simNode) {
 	s.copying.Lock()
 	defer s.copying.Unlock()
@@ -657,7 +658,8 @@ func (s *schedule) keepCopies(n *simNode) {
 	}
 }
 
-// stranger runs another cluster of one node at an address for some time. It keeps what is its own.
+// stranger runs another cluster of one node at an address for some time. That cluster keeps its own
+// tasks.
 func (s *schedule) stranger(address string, length time.Duration) {
 	other := &simCluster{t: s.t, net: s.net, rng: s.rng, opts: s.opts, peers: []codeq.Peer{{Node: address, Address: address}}}
 	n := newSimNode(other, address, false)
@@ -682,8 +684,8 @@ func (s *schedule) stranger(address string, length time.Duration) {
 	})
 }
 
-// rush has clients of a node produce one task after the other, until end is called or
-// each has produced some.
+// rush starts clients of a node. They produce one task after the other, until end is called or each
+// has produced some.
 func (s *schedule) rush(n *simNode) (end func()) {
 	const clients, each = 3, 40
 	var over atomic.Bool
@@ -704,7 +706,7 @@ func (s *schedule) rush(n *simNode) (end func()) {
 	}
 }
 
-// raise starts the nodes that are down, and reports whether any was.
+// raise starts the nodes that are down, and reports whether there was one.
 func (s *schedule) raise() (raised bool) {
 	for _, n := range s.members() {
 		if n.raise() {
@@ -720,7 +722,7 @@ type simClient struct {
 	*schedule
 	number int
 	home   int
-	only   *simNode // nil: any node is called, most often that at home
+	only   *simNode // nil: it calls any node, mostly its home node
 	rng    *rand.Rand
 }
 
@@ -746,7 +748,7 @@ func (c *simClient) upTo(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * f * f)
 }
 
-// call calls a verb on a node that is up, and records it. It is false if there was none.
+// call calls a verb on a node that is up, and records it. It returns false if no node is up.
 func (c *simClient) call(verb simtest.Verb, do func(ctx context.Context, q *codeq.Queue, call *simtest.Call) error) (*simtest.Call, bool) {
 	nodes := c.members()
 	n := nodes[c.home%len(nodes)]
@@ -793,7 +795,7 @@ func (c *simClient) produce() {
 	}
 }
 
-// claim returns a lease and the call that was given it.
+// claim returns a lease and the call that got it.
 func (c *simClient) claim() (l *codeq.Lease, call *simtest.Call) {
 	duration := 2*time.Second + c.upTo(4*time.Second).Round(time.Millisecond)
 	call, ok := c.call(simtest.Claim, func(ctx context.Context, q *codeq.Queue, call *simtest.Call) (err error) {
@@ -803,7 +805,7 @@ func (c *simClient) claim() (l *codeq.Lease, call *simtest.Call) {
 	if !ok || l == nil {
 		return nil, nil
 	}
-	// A lease that came when its node had died is one that nobody has seen.
+	// If the node had died when the lease came, no client has seen the lease.
 	if call.Outcome != simtest.Done {
 		return nil, nil
 	}
@@ -811,7 +813,7 @@ func (c *simClient) claim() (l *codeq.Lease, call *simtest.Call) {
 	return l, call
 }
 
-// work does something with a task, or leaves it.
+// work uses a lease in some way, or leaves it to expire.
 func (c *simClient) work(l *codeq.Lease, _ *simtest.Call) {
 	for {
 		time.Sleep(c.upTo(3 * time.Second))
@@ -843,7 +845,7 @@ func (c *simClient) work(l *codeq.Lease, _ *simtest.Call) {
 			continue
 		}
 		call.Serial, call.Token, call.Attempt, call.Duration = queuetest.SerialOf(l.Payload), l.Receipt.Token, l.Attempt, duration
-		if call.Outcome == simtest.Never { // it was not done, and may be tried again
+		if call.Outcome == simtest.Never { // it had no effect, and another try is possible
 			continue
 		}
 		c.h.Add(*call)
@@ -853,7 +855,7 @@ func (c *simClient) work(l *codeq.Lease, _ *simtest.Call) {
 	}
 }
 
-// drain completes what is left. REQUIRES: all nodes are up and connected.
+// drain completes the remaining tasks. REQUIRES: all nodes are up and connected.
 func (s *schedule) drain() {
 	for shard := range s.opts.Shards {
 		if n := s.leader(shard); n == nil {

@@ -23,12 +23,12 @@ import (
 
 // claimCall is Claim or ClaimBatch, or the claim of a Run.
 type claimCall struct {
-	shard  int // that is asked first
+	shard  int // the first that it asks
 	req    codeq.ClaimRequest
 	local  bool
 	cancel context.CancelFunc
 
-	arrival int // grows; equal for claims that were made together
+	arrival int // grows; equal for claims made at the same time
 	ctx     context.Context
 	done    chan struct{} // closed when the call has returned
 	leases  []*codeq.Lease
@@ -46,7 +46,7 @@ func (m *crowd) drawClaim(most int, noWait bool) *claimCall {
 	return c
 }
 
-// drawClaimOfMany is a claim that names many queues, most of which nobody else knows.
+// drawClaimOfMany draws a claim of many queues; no other call names most of them.
 func (m *crowd) drawClaimOfMany() crowdCall {
 	c := m.drawClaim(3, oneOf(m, "NoWait", true, false))
 	c.req.Queues = slices.Clone(c.req.Queues)
@@ -62,7 +62,7 @@ func (m *crowd) claimLocal(*rapid.T) {
 	m.run(c)
 }
 
-// line identifies the line in which the claim waits: "" for all that name few queues, else the
+// line identifies the claim's line of waiting claims: "" for all claims of few queues, else the
 // list. Within a line, claims are served first come, first served; lines take turns.
 func (c *claimCall) line() string {
 	if len(c.req.Queues) <= dispatch.ShortList {
@@ -111,7 +111,7 @@ func (c *claimCall) judge(m *crowd, before map[codeq.ID]*codeq.TaskInfo, alone b
 	}
 	first := c.leases[0]
 	for _, name := range c.req.Queues {
-		if m.isLimited(name) || !alone || mayStart(before[first.ID]) { // what is ready may have to wait
+		if m.isLimited(name) || !alone || mayStart(before[first.ID]) { // a ready task may have to wait
 			break
 		}
 		if m.claimable(before, name) > 0 {
@@ -146,8 +146,8 @@ func (c *claimCall) judge(m *crowd, before map[codeq.ID]*codeq.TaskInfo, alone b
 	}
 }
 
-// judgeOrder makes sure that a claim got a task that comes before all others: of all shards the
-// highest priority, and of its lane the one that has been ready for longest.
+// judgeOrder checks that a claim got the first task: it has the highest priority in all shards, and
+// is ready for the longest time in its lane.
 func (m *crowd) judgeOrder(l *codeq.Lease, before map[codeq.ID]*codeq.TaskInfo) {
 	was := before[l.ID]
 	if mayStart(was) { // a suspect has its own order
@@ -174,7 +174,7 @@ func (m *crowd) judgeOrder(l *codeq.Lease, before map[codeq.ID]*codeq.TaskInfo) 
 	}
 }
 
-// cancelClaim is the action of a claim that gives up.
+// cancelClaim is the action that cancels a claim.
 func (m *crowd) cancelClaim(t *rapid.T) {
 	if len(m.waiters) == 0 {
 		t.Skip()
@@ -265,7 +265,7 @@ func (c *produceCall) judge(m *crowd, before map[codeq.ID]*codeq.TaskInfo, alone
 		case duplicate && (holder != id || task.Unique.Key == ""):
 			m.t.Fatalf("task %+v is a duplicate of %s, by its error of %s", task, id, holder)
 		case duplicate, task.Unique.Replace, isReplaced(c.tasks, i), !alone:
-		case now == nil && len(task.After) > 0: // canceled at once, perhaps
+		case now == nil && len(task.After) > 0: // perhaps canceled at once
 		case now == nil || !bytes.Equal(now.Payload, task.Payload) || before[id] != nil:
 			m.t.Fatalf("produce of %+v stored %s: %+v", task, id, now)
 		}
@@ -273,20 +273,20 @@ func (c *produceCall) judge(m *crowd, before map[codeq.ID]*codeq.TaskInfo, alone
 	}
 }
 
-// isReplaced reports whether a later task of a batch replaces one.
+// isReplaced reports whether a later task of the batch replaces task i.
 func isReplaced(tasks []codeq.Task, i int) bool {
 	return slices.ContainsFunc(tasks[i+1:], func(t codeq.Task) bool {
 		return t.Unique.Replace && t.Queue == tasks[i].Queue && t.Unique.Key == tasks[i].Unique.Key
 	})
 }
 
-// home is the shard to which a task belongs.
+// home returns the shard of a task.
 func (m *crowd) home(t *codeq.Task) (shard int, bound bool) {
 	ties := queuetest.TiesOf(t)
 	return ties.Home(m.opts.Shards)
 }
 
-// refuses reports whether a batch is not to be accepted, as it is too large for one commit.
+// refuses reports whether the queue must refuse a batch that is too large for one commit.
 func (m *crowd) refuses(tasks []codeq.Task) bool {
 	parents, bytes := 0, 0
 	for i := range tasks {
@@ -302,7 +302,7 @@ func (m *crowd) refuses(tasks []codeq.Task) bool {
 	return parents > m.opts.Limits.Parents || bytes > m.opts.Limits.CommitBytes
 }
 
-// duplicatesOf takes an error apart.
+// duplicatesOf returns the DuplicateErrors in an error.
 func duplicatesOf(err error) (all []codeq.DuplicateError) {
 	switch e := err.(type) {
 	case *codeq.DuplicateError:
@@ -315,7 +315,7 @@ func duplicatesOf(err error) (all []codeq.DuplicateError) {
 	return all
 }
 
-// unchanged makes sure that a call that was refused has changed nothing.
+// unchanged checks that a refused call has changed nothing.
 func (m *crowd) unchanged(before map[codeq.ID]*codeq.TaskInfo, alone bool) {
 	if alone && !reflect.DeepEqual(before, m.seen) {
 		m.t.Fatalf("a call that was refused has changed tasks: %+v, before %+v", m.seen, before)
@@ -403,7 +403,7 @@ func (c *finishCall) judge(m *crowd, before map[codeq.ID]*codeq.TaskInfo, alone 
 	}
 }
 
-// storedText is what is stored of an error that a user hands in, whose method Error may panic.
+// storedText is the stored text of a user's error; its method Error may panic.
 func storedText(err error) string {
 	switch err := err.(type) {
 	case *testkit.MyErr:
@@ -542,6 +542,6 @@ func (c *configureCall) judge(m *crowd, _ map[codeq.ID]*codeq.TaskInfo, _ bool) 
 	}
 	set.Paused = c.verb == "pause"
 	if m.settings[c.queue] = set; reflect.DeepEqual(set, codeq.Settings{}) {
-		delete(m.settings, c.queue) // they are not kept
+		delete(m.settings, c.queue) // default settings are not stored
 	}
 }

@@ -23,14 +23,14 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestCallers makes random calls of a queue, of which some wait, and judges what they return by
-// what the disk had before, and has when all is at rest: who gets which task, who waits, and what a
-// call changes that is refused. What becomes of tasks, TestModel in internal/engine proves. After
-// every step the disk does not contradict itself, nor the memory of any shard.
+// TestCallers makes random calls of a queue; some of them wait. It checks their results against the
+// contents of the disk before the call and at rest after it: which claim gets which task, which
+// calls wait, and that a refused call changes nothing. TestModel in internal/engine proves the
+// effect of calls on tasks. After every step, the disk contradicts neither itself nor the memory of
+// any shard.
 //
-// Time is that of a synctest bubble, and the disk is in memory and crashes. Nothing is left to
-// chance but what rapid draws: a seed reproduces a run. -rapid.checks and -rapid.steps make it
-// longer.
+// Time is that of a synctest bubble; the disk is in memory and can crash. rapid draws all random
+// values, so a seed reproduces a run. -rapid.checks and -rapid.steps make the test longer.
 func TestCallers(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -64,7 +64,7 @@ func TestCallers(t *testing.T) {
 	})
 }
 
-// crowd is a queue under test, and those that call.
+// crowd is a queue under test, and its callers.
 type crowd struct {
 	t       *rapid.T
 	ctx     context.Context
@@ -72,10 +72,10 @@ type crowd struct {
 	opts    codeq.Options
 	q       *codeq.Queue
 	skew    atomic.Int64 // from the bubble's clock to the wall clock, ns
-	stepped bool         // it was changed
+	stepped bool         // skew was changed
 	free    atomic.Int64 // bytes on the disk
 
-	seen     map[codeq.ID]*codeq.TaskInfo // what the disk has, after the last step
+	seen     map[codeq.ID]*codeq.TaskInfo // the contents of the disk after the last step
 	order    []codeq.ID                   // all tasks that calls have stored
 	receipts []codeq.Receipt
 	settings map[string]codeq.Settings
@@ -90,8 +90,8 @@ type crowd struct {
 // crowdCall is one call of a queue.
 type crowdCall interface {
 	do(q *codeq.Queue)
-	// judge looks at what the call has returned, and at m.seen: before is what there was before.
-	// Alone says that nothing else has happened.
+	// judge checks the result of the call and m.seen; before is m.seen before the call. With alone,
+	// nothing else has happened.
 	judge(m *crowd, before map[codeq.ID]*codeq.TaskInfo, alone bool)
 }
 
@@ -103,7 +103,7 @@ func newCrowd(t *rapid.T) *crowd {
 	return m
 }
 
-// The bounds of what one call has, and of what a group has, if it has any.
+// The limits of one call, and of a group, if it has any.
 const (
 	fewParents  = 60
 	smallCommit = 16 << 10
@@ -145,18 +145,18 @@ func (m *crowd) drawShard() int { return rapid.IntRange(0, m.opts.Shards-1).Draw
 
 func (m *crowd) wall() time.Time { return time.Now().Add(time.Duration(m.skew.Load())) }
 
-// run makes a call while nothing else happens but claims that wait.
+// run makes a call while nothing else runs except waiting claims.
 func (m *crowd) run(c crowdCall) {
 	go c.do(m.q)
 	synctest.Wait()
 	m.judge(true, c)
 }
 
-// judge judges calls that have been made together, or one.
+// judge checks one call, or several made at the same time.
 func (m *crowd) judge(strict bool, calls ...crowdCall) {
 	before := m.seen
 	m.look()
-	alone := len(calls) == 1 && len(m.waiters) == 0 && inspect.Options(&m.opts).GroupBytes == 0 // else a call may find what is amid more groups
+	alone := len(calls) == 1 && len(m.waiters) == 0 && inspect.Options(&m.opts).GroupBytes == 0 // else a call may see the middle of several groups
 	m.arrivals++
 	for _, c := range calls {
 		if w, ok := c.(*claimCall); ok {
@@ -171,7 +171,7 @@ func (m *crowd) judge(strict bool, calls ...crowdCall) {
 	m.settle(strict)
 }
 
-// look reads what the disk has.
+// look reads the contents of the disk.
 func (m *crowd) look() {
 	synctest.Wait()
 	var err error
@@ -179,10 +179,10 @@ func (m *crowd) look() {
 	m.noError(err)
 }
 
-// settle judges claims that have waited, and makes sure that nobody waits in vain. When several
-// calls ran together, not strict, which of them came first is open.
+// settle checks claims that have waited, and that no claim waits for a task that it could get.
+// Without strict, several calls ran at the same time, in an unknown order.
 func (m *crowd) settle(strict bool) {
-	ordered := strict && inspect.Options(&m.opts).GroupBytes == 0 // else claims are served between the pieces of what is due at once
+	ordered := strict && inspect.Options(&m.opts).GroupBytes == 0 // else claims are served between parts of the tasks that are due at once
 	before := m.seen
 	m.look()
 	var waiting []*claimCall
@@ -208,7 +208,7 @@ func (m *crowd) settle(strict bool) {
 	m.settleAwaits(strict)
 }
 
-// Which tasks claims may get.
+// The functions below tell which tasks claims may get.
 
 // leased counts the leases of a queue and, unless it is "", of a limit's key.
 func leased(tasks map[codeq.ID]*codeq.TaskInfo, queue, key string) (n int) {
@@ -220,7 +220,7 @@ func leased(tasks map[codeq.ID]*codeq.TaskInfo, queue, key string) (n int) {
 	return n
 }
 
-// mayBeClaimed reports whether a task is ready and no setting keeps it from claims.
+// mayBeClaimed reports whether a task is ready and no setting blocks its claim.
 func (m *crowd) mayBeClaimed(tasks map[codeq.ID]*codeq.TaskInfo, t *codeq.TaskInfo) bool {
 	set := m.settings[t.Queue]
 	return t.State == codeq.Ready && !set.Paused &&
@@ -228,8 +228,9 @@ func (m *crowd) mayBeClaimed(tasks map[codeq.ID]*codeq.TaskInfo, t *codeq.TaskIn
 		(set.ConcurrencyPerKey == 0 || t.LimitKey == "" || leased(tasks, t.Queue, t.LimitKey) < set.ConcurrencyPerKey)
 }
 
-// sameTime leaves the times of a task and of its attempts out where they may differ from the stamps
-// that the disk has: once the wall clock was set, and for a lease by the rounding of two clocks.
+// sameTime ignores times of a task and of its attempts that may differ from the stamps on the disk:
+// all of them after a change of the wall clock, and the end of a lease because of the rounding of
+// two clocks.
 func (m *crowd) sameTime(want, got *codeq.TaskInfo) {
 	if m.stepped && len(want.History) == len(got.History) {
 		got.FirstReady = want.FirstReady
@@ -242,7 +243,7 @@ func (m *crowd) sameTime(want, got *codeq.TaskInfo) {
 	}
 }
 
-// mayStart reports whether a task may be a suspect that waits for its start, which a claim brings.
+// mayStart reports whether a task may be a suspect that waits for a claim to start it.
 func mayStart(t *codeq.TaskInfo) bool { return t != nil && t.Suspect && t.State == codeq.Blocked }
 
 func (m *crowd) claimable(tasks map[codeq.ID]*codeq.TaskInfo, queues ...string) (n int) {
@@ -254,14 +255,14 @@ func (m *crowd) claimable(tasks map[codeq.ID]*codeq.TaskInfo, queues ...string) 
 	return n
 }
 
-// isLimited reports whether settings may keep tasks of a queue from claims.
+// isLimited reports whether settings may block claims of tasks of a queue.
 func (m *crowd) isLimited(queue string) bool {
 	set := m.settings[queue]
 	return set.Paused || set.Concurrency > 0 || set.ConcurrencyPerKey > 0
 }
 
-// together is the action of several calls of which the owner of one shard
-// decides those that are for it in one go.
+// together is the action of several calls at once: the owner of one shard decides all of its calls
+// in one turn.
 func (m *crowd) together(*rapid.T) {
 	shard := m.drawShard()
 	calls := make([]crowdCall, rapid.IntRange(2, 6).Draw(m.t, "calls"))
@@ -289,7 +290,8 @@ func (m *crowd) together(*rapid.T) {
 	m.judge(false, calls...)
 }
 
-// sleep lets time pass, and looks before a lease can end that somebody has got meanwhile.
+// sleep advances the time. It looks at the disk before a lease that a claim got in the meantime can
+// end.
 func (m *crowd) sleep(*rapid.T) {
 	for d := oneOf(m, "sleep", time.Millisecond, time.Second, 5*time.Second, 20*time.Second); d > 0; d -= time.Second / 2 {
 		time.Sleep(min(d, time.Second/2))
@@ -297,8 +299,7 @@ func (m *crowd) sleep(*rapid.T) {
 	}
 }
 
-// stepWall steps the wall clock. A shard sees that when the next operation comes, or a minute
-// later.
+// stepWall steps the wall clock. A shard sees the step at its next operation, or a minute later.
 func (m *crowd) stepWall(t *rapid.T) {
 	m.stepped = true
 	m.skew.Add(int64(oneOf(m, "step", 1, -1, 4000, -4000, 3600_000, -3600_000)) * int64(time.Millisecond))
@@ -319,7 +320,7 @@ type idleCall struct {
 	done   chan error // capacity 1
 }
 
-// waitIdle is the action of WaitIdle, or of one that gives up.
+// waitIdle is the action of a WaitIdle, or of the cancellation of one.
 func (m *crowd) waitIdle(t *rapid.T) {
 	if len(m.idlers) == 2 {
 		c := m.idlers[0]
@@ -338,7 +339,7 @@ func (m *crowd) waitIdle(t *rapid.T) {
 	m.settle(true)
 }
 
-// settleIdlers makes sure that those wait who should.
+// settleIdlers checks that exactly the right calls of WaitIdle wait.
 func (m *crowd) settleIdlers(strict bool) {
 	m.idlers = slices.DeleteFunc(m.idlers, func(c *idleCall) bool {
 		busy := 0
@@ -371,7 +372,7 @@ type awaitCall struct {
 	got    *codeq.Outcome
 }
 
-// await is the action of an Await, or of one that gives up.
+// await is the action of an Await, or of the cancellation of one.
 func (m *crowd) await(t *rapid.T) {
 	if len(m.awaits) == 3 || len(m.order) == 0 {
 		if len(m.awaits) == 0 {
@@ -395,7 +396,7 @@ func (m *crowd) await(t *rapid.T) {
 	synctest.Wait()
 	if m.seen[c.id] == nil {
 		c.cancel()
-		if err := <-c.done; err != nil { // or its end is remembered
+		if err := <-c.done; err != nil { // else the disk still has its end
 			require.ErrorIs(t, err, codeq.ErrNotFound)
 		}
 		return
@@ -404,8 +405,8 @@ func (m *crowd) await(t *rapid.T) {
 	m.settle(true)
 }
 
-// settleAwaits makes sure that those are told whose task has ended. Unless strict, it may have been
-// canceled or redriven after they were told of its death.
+// settleAwaits checks that each Await returns after the end of its task. Without strict, the task
+// may have been canceled or redriven after Await returned its death.
 func (m *crowd) settleAwaits(strict bool) {
 	m.awaits = slices.DeleteFunc(m.awaits, func(c *awaitCall) bool {
 		t := m.seen[c.id]
@@ -433,8 +434,8 @@ func (m *crowd) settleAwaits(strict bool) {
 	})
 }
 
-// userCode is the action of functions of a user that fail within a call: the panic is the caller's,
-// and nothing else changes.
+// userCode is the action of user functions that fail within a call: the caller gets the panic, and
+// nothing else changes.
 func (m *crowd) userCode(*rapid.T) {
 	ctx, failure := context.Background(), errors.New("of the user")
 	queue := oneOf(m, "queue", "a", "b")
@@ -465,7 +466,7 @@ func (m *crowd) userCode(*rapid.T) {
 			v := recover()
 			err, ok := v.(error)
 			if !ok {
-				panic(v) // a check of the test's
+				panic(v) // a check of the test
 			}
 			require.ErrorIs(m.t, err, failure)
 		}()
@@ -476,8 +477,8 @@ func (m *crowd) userCode(*rapid.T) {
 	m.unchanged(before, len(m.waiters) == 0)
 }
 
-// lowDisk is the action of calls while there is less room on the disk: what adds tasks is refused,
-// and below that what leases them, and both go on when there is room.
+// lowDisk is the action of calls with less room on the disk: produces are refused, and with still
+// less room claims too. Both go on when there is room.
 func (m *crowd) lowDisk(*rapid.T) {
 	level := engine.Room(rapid.IntRange(int(engine.RoomLow), int(engine.RoomEmpty)).Draw(m.t, "level"))
 	m.setRoom(level)
@@ -499,7 +500,7 @@ func (m *crowd) lowDisk(*rapid.T) {
 	m.settle(false)
 }
 
-// setRoom sets the level of room, and lets all shards find it.
+// setRoom sets the level of room, and waits until all shards see it.
 func (m *crowd) setRoom(level engine.Room) {
 	m.free.Store(testkit.FreeAt[level])
 	for shard := range queuetest.Led(m.q) {
@@ -511,7 +512,7 @@ func (m *crowd) setRoom(level engine.Room) {
 	}
 }
 
-// roomyDisk is a file system with as much room as somebody says.
+// roomyDisk is a file system with settable free space.
 type roomyDisk struct {
 	vfs.FS
 	free *atomic.Int64 // bytes
@@ -521,15 +522,15 @@ func (d *roomyDisk) GetDiskUsage(string) (vfs.DiskUsage, error) {
 	return vfs.DiskUsage{AvailBytes: uint64(d.free.Load()), TotalBytes: 1 << 40}, nil
 }
 
-// crash opens the queue from what a power loss has left.
+// crash opens the queue from the disk after a power loss.
 func (m *crowd) crash(t *rapid.T) {
 	m.reopen(m.disk.CrashClone(vfs.CrashCloneCfg{
 		UnsyncedDataPercent: oneOf(m, "unsynced data that is left, %", 0, 100),
 	}))
 }
 
-// reopen closes the queue, and opens it again, from another disk if there is one: what was stored
-// is there, but that leases may have ended.
+// reopen closes the queue and opens it again, from another disk if there is one. All stored state
+// is there, but leases may have ended.
 func (m *crowd) reopen(disk *crashfs.Disk) {
 	m.look()
 	before := m.seen
@@ -582,7 +583,7 @@ func (m *crowd) end() {
 	}
 }
 
-// check compares all that can be seen of the queue with what its disk has, and makes sure that this
+// check compares all answers of the queue with the contents of its disk, and checks that the disk
 // does not contradict itself.
 func (m *crowd) check(*rapid.T) {
 	m.steps++
@@ -605,7 +606,7 @@ func (m *crowd) check(*rapid.T) {
 	stats, err := m.q.StorageStats()
 	m.noError(err)
 	for shard := range stats.Shards {
-		for _, st := range stats.Shards[shard].Upkeep { // operations go by their budget, and one batch
+		for _, st := range stats.Shards[shard].Upkeep { // the budget and one batch limit the operations
 			if st.Kind == codeq.UpkeepOperations && inspect.Options(&m.opts).GroupBytes != 0 && st.MaxBytes > smallGroup+2*smallCommit {
 				m.t.Fatalf("owners had %d bytes of operations at once", st.MaxBytes)
 			}
@@ -636,7 +637,7 @@ func (m *crowd) checkStats() {
 	require.Empty(m.t, want)
 }
 
-// checkList compares the tasks of one state, of another one after each step.
+// checkList compares the tasks of one state; each step takes the next state.
 func (m *crowd) checkList() {
 	opts := codeq.ListOptions{State: codeq.Ready + codeq.State(m.steps)%codeq.Canceled, Queue: []string{"", "a", "b", "c"}[m.steps/int(codeq.Canceled)%4]}
 	listed := make(map[codeq.ID]*codeq.TaskInfo)

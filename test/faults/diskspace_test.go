@@ -49,15 +49,15 @@ func fillDisk(t *testing.T, q *codeq.Queue) (produced int) {
 	}
 }
 
-// dropTo leaves the queue a level of room, which it finds.
+// dropTo sets the room of the disk to a level, and waits until the queue sees it.
 func dropTo(d *testkit.SmallDisk, level engine.Room) {
-	time.Sleep(2 * store.LookEvery * time.Millisecond) // flushes end
+	time.Sleep(2 * store.LookEvery * time.Millisecond) // until flushes have ended
 	d.Free(testkit.FreeAt[level])
 	time.Sleep(2 * store.LookEvery * time.Millisecond)
 }
 
-// TestDiskLevels: every verb goes on down to its level, and is refused below it with
-// nothing changed.
+// TestDiskLevels: every verb works down to its level of room. Below that it is refused, and changes
+// nothing.
 func TestDiskLevels(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -85,7 +85,7 @@ func TestDiskLevels(t *testing.T) {
 		schedule := func(name string) codeq.Schedule { return codeq.Schedule{Name: name, Cron: "@yearly", Task: task} }
 		verbs := []struct {
 			name  string
-			level engine.Room // down to which it goes on
+			level engine.Room // the lowest at which it works
 			plan  func() func() error
 		}{
 			{"Produce", engine.Roomy, func() func() error {
@@ -165,12 +165,12 @@ func TestDiskLevels(t *testing.T) {
 			}},
 			{"ReleaseKey, of a task that goes on", engine.RoomScarce, func() func() error {
 				t := codeq.Task{Queue: "keys", Unique: codeq.Unique{Key: "k"}}
-				_, _ = q.Produce(ctx, t) // it may be there from the last time
+				_, _ = q.Produce(ctx, t) // an earlier pass may have stored it
 				return func() error { return q.ReleaseKey(ctx, codeq.UniqueKey{Queue: t.Queue, Key: t.Unique.Key}) }
 			}},
 			{"ReleaseKey", engine.RoomNone, func() func() error {
 				task := codeq.Task{Queue: "keys of ended tasks", Unique: codeq.Unique{Key: "k", For: time.Hour}}
-				if _, err := q.Produce(ctx, task); err == nil { // else it is there from the last time
+				if _, err := q.Produce(ctx, task); err == nil { // else an earlier pass has stored it
 					queuetest.Complete(t, q, queuetest.ClaimNow(t, q, task.Queue))
 				}
 				return func() error { return q.ReleaseKey(ctx, codeq.UniqueKey{Queue: task.Queue, Key: task.Unique.Key}) }
@@ -205,7 +205,7 @@ func TestDiskLevels(t *testing.T) {
 			}},
 			{"FindByKey", engine.RoomEmpty, func() func() error {
 				t := codeq.Task{Queue: "keys to find", Unique: codeq.Unique{Key: "k"}}
-				_, _ = q.Produce(ctx, t) // it may be there from the last time
+				_, _ = q.Produce(ctx, t) // an earlier pass may have stored it
 				return func() error {
 					_, err := q.FindByKey(ctx, codeq.UniqueKey{Queue: t.Queue, Key: t.Unique.Key})
 					return err
@@ -262,7 +262,7 @@ func TestDiskLevels(t *testing.T) {
 			}
 			disk.Free(64 << 20)
 			time.Sleep(time.Second)
-			for i, v := range verbs { // what was refused has changed nothing
+			for i, v := range verbs { // refused calls have changed nothing
 				if level > v.level {
 					require.NoError(t, calls[i](), "%s after level %s", v.name, level)
 				}
@@ -275,8 +275,8 @@ func TestDiskLevels(t *testing.T) {
 	})
 }
 
-// TestDiskFull: a disk that producers fill ends in refusals, with the reserve for
-// what was claimed untouched; claims that wait do so until there is room.
+// TestDiskFull: producers fill the disk until they are refused. The reserve for leased tasks stays
+// free, and waiting claims wait until there is room.
 func TestDiskFull(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -306,8 +306,8 @@ func TestDiskFull(t *testing.T) {
 	})
 }
 
-// TestDiskFullLeases: no time in which a lease could neither be ended nor extended
-// counts against it; time in which it could does.
+// TestDiskFullLeases: a lease does not run while the full disk refuses both its end and its
+// extension. Any other time counts.
 func TestDiskFullLeases(t *testing.T) {
 	t.Parallel()
 	for _, reopened := range []bool{false, true} {
@@ -347,8 +347,8 @@ func TestDiskFullLeases(t *testing.T) {
 	}
 }
 
-// TestDiskFullForgets: what has ended and is kept goes when its time comes, and what
-// a queue is to forget can be purged, though there is no room for more.
+// TestDiskFullForgets: on a full disk, ended tasks are removed after their retention, and dead
+// tasks can be purged.
 func TestDiskFullForgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
@@ -372,8 +372,8 @@ func TestDiskFullForgets(t *testing.T) {
 	})
 }
 
-// TestDiskFullForTimes: ticks and expired leases wait for room, without more than
-// a look now and then, and nothing of them is lost.
+// TestDiskFullForTimes: ticks and expired leases wait for room. They only check it now and then,
+// and none is lost.
 func TestDiskFullForTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
@@ -463,8 +463,8 @@ func TestDiskFullForRun(t *testing.T) {
 	})
 }
 
-// TestDiskScarceAmidTelling: while there is no room to tell all who waited for a task that it has
-// ended, what would change the task is refused, and not tried again and again.
+// TestDiskScarceAmidTelling: a task has ended, but there is no room for the messages to all tasks
+// that waited for it. Calls that would change the task are refused, and not tried again and again.
 func TestDiskScarceAmidTelling(t *testing.T) {
 	for _, end := range []codeq.State{codeq.Done, codeq.Dead} {
 		t.Run(end.String(), func(t *testing.T) {
@@ -514,9 +514,9 @@ func TestDiskScarceAmidTelling(t *testing.T) {
 	}
 }
 
-// TestDiskFullKeepsOutcomes: what handlers return while the disk is full, at whatever
-// level, is stored when there is room. Nothing is reported as failed, no attempt
-// counts twice, and no task dies of success.
+// TestDiskFullKeepsOutcomes: handlers return while the disk is full, at any level. Their results
+// are stored when there is room. No task is reported as failed, no attempt counts twice, and no
+// successful task becomes dead.
 func TestDiskFullKeepsOutcomes(t *testing.T) {
 	t.Parallel()
 	for level := engine.RoomLow; level <= engine.RoomEmpty; level++ {
@@ -586,8 +586,8 @@ func TestDiskFullKeepsOutcomes(t *testing.T) {
 	}
 }
 
-// TestDiskFullAtTheEndOfRun: Run and Close wait for room as long as for handlers and no
-// longer; then what could not be stored is reported, and done again.
+// TestDiskFullAtTheEndOfRun: Run and Close wait for room as long as for handlers, and no longer.
+// Then they report the results that could not be stored, and these tasks run again.
 func TestDiskFullAtTheEndOfRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const tasks = 8
@@ -636,9 +636,9 @@ func TestDiskFullAtTheEndOfRun(t *testing.T) {
 	})
 }
 
-// TestDiskReallyFull: when no more tables can be written, whatever the file system says
-// of its free space, calls that write are refused in time, reads go on, no lease is
-// lost, and work goes on when there is room. Close does not wait for it.
+// TestDiskReallyFull: no more tables can be written, whatever free space the file system reports.
+// Calls that write are refused in time, reads work, no lease is lost, and work goes on when there
+// is room. Close does not wait for room.
 func TestDiskReallyFull(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -665,7 +665,7 @@ func TestDiskReallyFull(t *testing.T) {
 					}
 					require.ErrorIs(t, err, codeq.ErrDiskFull)
 					require.ErrorContains(t, err, "shard 0")
-					disk.Size.Store(0) // what the table that failed leaves is no room for another
+					disk.Size.Store(0) // the space of the failed table must not hold another one
 					begin := time.Now()
 					require.ErrorIs(t, q.Complete(ctx, l.Receipt, nil), codeq.ErrDiskFull)
 					_, err = first.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true})
@@ -711,9 +711,9 @@ func TestDiskReallyFull(t *testing.T) {
 	}
 }
 
-// TestLogWithoutSpace: when the log cannot be written, whatever the file system says of its free
-// space, calls that write are refused in time, reads go on, no shard fails, and work goes on when
-// there is room.
+// TestLogWithoutSpace: the log cannot be written, whatever free space the file system reports.
+// Calls that write are refused in time, reads work, no shard fails, and work goes on when there is
+// room.
 func TestLogWithoutSpace(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -731,7 +731,7 @@ func TestLogWithoutSpace(t *testing.T) {
 					id := queuetest.Produce(t, q, codeq.Task{Queue: "b"})[0]
 					batch := make([]codeq.Task, min(200, 256<<10/size))
 					for i := range batch {
-						payload := make([]byte, size) // that nothing compresses
+						payload := make([]byte, size) // that does not compress
 						for k := range payload {
 							payload[k] = byte(rng.Uint32())
 						}
@@ -773,9 +773,9 @@ func TestLogWithoutSpace(t *testing.T) {
 	}
 }
 
-// TestDiskFullUnderway: a flush that is slow and then finds the disk full, while the
-// owner waits for it with memtables full, keeps nobody waiting; one that only is
-// slow delays, and refuses nobody.
+// TestDiskFullUnderway: the memtables are full and the owner waits for a slow flush, which then
+// finds the disk full: no call waits longer. A flush that is only slow delays calls, and none is
+// refused.
 func TestDiskFullUnderway(t *testing.T) {
 	for _, full := range []bool{true, false} {
 		t.Run(fmt.Sprint("full ", full), func(t *testing.T) {
@@ -835,7 +835,7 @@ func TestDiskFullUnderway(t *testing.T) {
 	}
 }
 
-// TestOpenOnFullDisk: Open says that the disk is full, and works when there is room.
+// TestOpenOnFullDisk: Open returns that the disk is full, and works when there is room.
 func TestOpenOnFullDisk(t *testing.T) {
 	t.Parallel()
 	disk := testkit.NewSmallDisk(0)
@@ -849,7 +849,7 @@ func TestOpenOnFullDisk(t *testing.T) {
 	require.NoError(t, openOnSmallDisk(t, disk, func(o *codeq.Options) { o.Shards = 1 }).Close())
 }
 
-// TestMinFreeBytes: the default is there, and a negative number is no limit.
+// TestMinFreeBytes: there is a default, and a negative number means no limit.
 func TestMinFreeBytes(t *testing.T) {
 	for free, want := range map[int64]error{0: codeq.ErrDiskFull, -1: nil, 32 << 20: codeq.ErrDiskFull, 16 << 20: nil} {
 		disk := testkit.NewSmallDisk(28 << 20)

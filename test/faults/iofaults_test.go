@@ -54,7 +54,7 @@ type faultPlan struct {
 
 	lifted atomic.Bool
 
-	mu    sync.Mutex     // guards what follows
+	mu    sync.Mutex     // guards the fields below
 	count map[string]int // operations so far, by kind
 	first string         // directory of the first that failed
 	hit   []string       // what failed

@@ -30,7 +30,7 @@ import (
 // of a number, of those on names: not of reads, writes and syncs.
 type countingFS struct {
 	vfs.FS
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	open map[*countedFile]string
 	ops  int
 	fail int // the number of the operation; 0: none

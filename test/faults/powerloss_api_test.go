@@ -28,11 +28,11 @@ type change struct {
 	op       *changeOp
 	token    uint64      // of the lease that the call granted or ended; 0: produced
 	ended    bool        // the call ended the lease
-	state    codeq.State // 0: the task is no more
+	state    codeq.State // 0: the task is gone
 	attempts int
 }
 
-// changeOp is a call, which may change several tasks of one shard: all or none.
+// changeOp is a call. It may change several tasks of one shard: all or none.
 type changeOp struct {
 	shard      int
 	start, end int64 // by powerLoad.clock
@@ -41,7 +41,7 @@ type changeOp struct {
 // history is the changes of one task.
 type history []change
 
-// sort puts the changes in their order, which is that of the leases.
+// sort orders the changes as their leases.
 func (h history) sort() {
 	slices.SortStableFunc(h, func(a, b change) int {
 		switch {
@@ -57,13 +57,13 @@ func (h history) sort() {
 // diskImage is a disk after a power loss.
 type diskImage struct {
 	disk    *crashfs.Disk
-	at      string // what was about to be done
-	percent int    // of what was not synced is left
+	at      string // the operation that was about to begin
+	percent int    // of the unsynced data is left
 	// The image was made between these moments.
 	from, to int64
 }
 
-// powerLoad is a queue at work on a disk of which images are kept.
+// powerLoad is a queue under load on a disk, with images of that disk.
 type powerLoad struct {
 	t     *testing.T
 	q     *codeq.Queue
@@ -71,9 +71,9 @@ type powerLoad struct {
 	opts  codeq.Options
 	clock atomic.Int64 // orders calls and images
 
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex // guards the fields below
 	rng       *rand.Rand
-	odds      int // an image is made at one of so many occasions; 0: at none any more
+	odds      int // one of so many occasions makes an image; 0: none any more
 	images    []diskImage
 	histories map[int]history // by the serial number that is a task's payload
 	serial    int
@@ -81,8 +81,7 @@ type powerLoad struct {
 	logs atomic.Int64 // begun
 }
 
-// maxImages is how many images of one load are kept at the most; its odds make
-// about as many.
+// maxImages is the largest number of images of one load; its odds make about as many.
 const maxImages = 12
 
 func newPowerLoad(t *testing.T, level codeq.Durability, disk *crashfs.Disk, rng *rand.Rand) *powerLoad {
@@ -105,8 +104,7 @@ func (p *powerLoad) before(op, name string) error {
 	return nil
 }
 
-// wrote lets the operating system write back what it has, at a time of its own
-// choosing.
+// wrote acts as the operating system: it writes back unsynced data at a random time.
 func (p *powerLoad) wrote(f vfs.File) {
 	if p.chance(10) == 0 {
 		if err := f.SyncData(); err != nil {
@@ -122,7 +120,7 @@ func (p *powerLoad) chance(n int) int {
 	return p.rng.IntN(n)
 }
 
-// occasion makes an image, perhaps.
+// occasion makes an image with the odds of the load.
 func (p *powerLoad) occasion(at string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -135,7 +133,7 @@ func (p *powerLoad) occasion(at string) {
 	p.images = append(p.images, img)
 }
 
-// do makes a call, and records what it changed unless it failed.
+// do makes a call, and records its changes unless it failed.
 func (p *powerLoad) do(call func(op *changeOp) (map[int]change, error)) error {
 	op := &changeOp{start: p.clock.Add(1)}
 	changes, err := call(op)
@@ -209,7 +207,7 @@ func (p *powerLoad) produce(n int) error {
 	return nil
 }
 
-// work claims tasks and makes something of them until ctx ends.
+// work claims tasks and ends their leases in different ways, until ctx ends.
 func (p *powerLoad) work(ctx context.Context) error {
 	for {
 		var leases []*codeq.Lease
@@ -243,7 +241,7 @@ func (p *powerLoad) finish(l *codeq.Lease) error {
 	ctx := context.Background()
 	kind := p.chance(20)
 	if kind == 0 {
-		return nil // nobody finishes it
+		return nil // its lease expires
 	}
 	return p.do(func(op *changeOp) (changes map[int]change, err error) {
 		op.shard = queuetest.ShardOf(l.ID, p.opts.Shards)
@@ -261,7 +259,7 @@ func (p *powerLoad) finish(l *codeq.Lease) error {
 		case 4:
 			c.state = codeq.Dead
 			err = p.q.DeadLetter(ctx, l.Receipt, errors.New("given up"))
-		case 5: // nobody finishes it either
+		case 5: // its lease expires too
 			c.state = codeq.Leased
 			err = p.q.Extend(ctx, l.Receipt, 2*time.Hour)
 		default:
@@ -280,7 +278,7 @@ func (p *powerLoad) finish(l *codeq.Lease) error {
 	})
 }
 
-// run produces n tasks, and works on them meanwhile.
+// run produces n tasks, and works on them at the same time.
 func (p *powerLoad) run(n int) {
 	const producers, workers = 3, 4
 	ctx, cancel := context.WithCancel(context.Background())
@@ -309,11 +307,11 @@ func (p *powerLoad) run(n int) {
 	}
 }
 
-// found is what an image has: its tasks, by serial number.
+// found holds the tasks of an image, by serial number.
 type found map[int]*codeq.TaskInfo
 
-// check opens an image, compares it with the histories, and returns what is in
-// it and how many acknowledged calls it lacks.
+// check opens an image and compares it with the histories. It returns the tasks of the image, and
+// the number of acknowledged calls that it lacks.
 func (p *powerLoad) check(img *diskImage) (found, int, error) {
 	opts := p.opts
 	queuetest.OnDisk(img.disk, &opts)
@@ -331,9 +329,9 @@ func (p *powerLoad) check(img *diskImage) (found, int, error) {
 	return f, v.lost, errors.Join(append(v.errs, err)...)
 }
 
-// judgement is what the histories say of an image.
+// judgement is the result of comparing an image with the histories.
 type judgement struct {
-	lost int // acknowledged calls that the image does not have
+	lost int // acknowledged calls that the image lacks
 	errs []error
 }
 
@@ -341,12 +339,12 @@ func (v *judgement) report(format string, args ...any) {
 	v.errs = append(v.errs, fmt.Errorf(format, args...))
 }
 
-// judge compares an image with the histories: it has what the calls before
-// some moment did, in each shard, and no call half.
+// judge compares an image with the histories: in each shard, it has all calls before some moment,
+// and no call in part.
 func (p *powerLoad) judge(img *diskImage, f found) (v judgement) {
 	type extent struct {
-		lastStart int64 // of the calls that the image has
-		firstEnd  int64 // of those that it has not
+		lastStart int64 // of the calls in the image
+		firstEnd  int64 // of the missing calls
 	}
 	extents := make([]extent, p.opts.Shards)
 	for i := range extents {
@@ -395,9 +393,9 @@ func (p *powerLoad) judge(img *diskImage, f found) (v judgement) {
 	return v
 }
 
-// places returns between which changes a task may stand that was found as t:
-// it has those up to first, and none after last. -1 is before the first.
-// Without any, first > last.
+// places returns the range of last changes that explain the found task t: the task has the changes
+// up to first, and none after last. -1 is before the first change. If no place explains t, first >
+// last.
 func (h history) places(t *codeq.TaskInfo) (first, last int) {
 	first, last = len(h), -2
 	at := func(i int) { first, last = min(first, i), max(last, i) }
@@ -412,7 +410,7 @@ func (h history) places(t *codeq.TaskInfo) (first, last int) {
 	return first, last
 }
 
-// inherit begins the histories with what an image has.
+// inherit begins the histories with the tasks of an image.
 func (p *powerLoad) inherit(f found) {
 	for serial, t := range f {
 		op := &changeOp{shard: queuetest.ShardOf(t.ID, p.opts.Shards)}
@@ -421,11 +419,10 @@ func (p *powerLoad) inherit(f found) {
 	}
 }
 
-// TestPowerLoss loses power under load, over and over: what one image has is
-// where the next load begins. At every level each image opens, does not
-// contradict itself, and has in each shard what was done up to some moment. With
-// DurabilityDisk that is everything acknowledged, and with DurabilityProcess
-// as well if the operating system lives on.
+// TestPowerLoss: power fails under load, over and over; the next load begins with one of the
+// images. At every level each image opens, does not contradict itself, and has in each shard all
+// changes up to some moment. With DurabilityDisk these include every acknowledged change, and with
+// DurabilityProcess too if the operating system survives.
 func TestPowerLoss(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -468,11 +465,11 @@ func TestPowerLoss(t *testing.T) {
 	}
 }
 
-// TestWhatIsLost shows what each level of durability loses of the tasks that
-// one producer has stored, and that these are the last ones.
+// TestWhatIsLost shows the loss at each level of durability: of the tasks that one producer has
+// stored, only the last ones are missing.
 func TestWhatIsLost(t *testing.T) {
 	t.Parallel()
-	const powerLoss, endOfProcess = 0, 100 // what is left of what was not synced, in %
+	const powerLoss, endOfProcess = 0, 100 // the unsynced data that is left, in %
 	const n = 100
 	for _, tc := range []struct {
 		level codeq.Durability

@@ -23,16 +23,15 @@ import (
 	"codeq/test/queuetest"
 )
 
-// The tests of this file work on a queue whose disk they make images of: what a
-// power loss at that moment might leave. Of what was not synced, each 4 KiB
-// block and each name in a directory is left or not, by lot. Under load every
-// image is compared with the history of the tasks, in which each change has the
-// interval of its call.
+// The tests of this file make images of a queue's disk. An image is the disk as a power loss at
+// that moment might leave it: each unsynced 4 KiB block and each unsynced directory entry is kept
+// or lost, at random. Under load, every image is compared with the history of the tasks; each
+// change in a history has the interval of its call.
 
-// TestPowerLossAtTheEndOfABlock loses power where a log that nobody syncs may
-// come to lack a record in its middle: the operating system has written a
-// block of the log when few bytes of it were free, and not again when they
-// were used, but has written the next one. Read back, they look like padding.
+// TestPowerLossAtTheEndOfABlock: power fails when an unsynced log may lack a record in its middle.
+// The operating system has written a block of the log while the last few bytes of the block were
+// free. It has not written the block again after these bytes were used, but it has written the next
+// block. In the log after the power loss, these bytes look like padding.
 func TestPowerLossAtTheEndOfABlock(t *testing.T) {
 	t.Parallel()
 	const block, header, free = 32 << 10, 11, 15
@@ -44,7 +43,7 @@ func TestPowerLossAtTheEndOfABlock(t *testing.T) {
 			defer func() { require.NoError(t, q.Close()) }()
 			db := queuetest.StoreOf(q, 0).DB()
 			produced := 0
-			produce := func(bytes int) (logged int) { // its record of the log has so many bytes more than the payload
+			produce := func(bytes int) (logged int) { // its log record is that many bytes longer than the payload
 				before := db.Metrics().WAL.Size
 				produced++
 				payload := fmt.Appendf(nil, "%d %s", produced, strings.Repeat("x", bytes))[:bytes]
@@ -52,7 +51,7 @@ func TestPowerLossAtTheEndOfABlock(t *testing.T) {
 				require.NoError(t, err)
 				return int(db.Metrics().WAL.Size-before) - bytes - header
 			}
-			written := func(n int) { // waits until n bytes of the log are
+			written := func(n int) { // waits until n bytes of the log are written
 				require.Eventually(t, func() bool { return testkit.LogSize(t, disk, "queue/shard-000") >= n }, 10*time.Second, time.Millisecond)
 			}
 
@@ -65,7 +64,7 @@ func TestPowerLossAtTheEndOfABlock(t *testing.T) {
 			written(3*block - free)
 			testkit.SyncLogs(t, disk, "queue/shard-000")
 			for db.Metrics().WAL.Size <= 4*block {
-				produce(100) // Pebble takes long to give up on larger ones
+				produce(100) // Pebble takes long to give up on larger records
 			}
 			written(4 * block)
 
@@ -90,9 +89,9 @@ func TestPowerLossAtTheEndOfABlock(t *testing.T) {
 	}
 }
 
-// TestParentIsCountedOnce: the shard of a parent loses with its power that the parent has ended,
-// and the shard of the child has counted that. The parent ends once more, and the child goes on
-// waiting for the other one. Verify lists it, and a repair corrects it as well.
+// TestParentIsCountedOnce: in a power loss, the shard of a parent loses the parent's end, which the
+// shard of the child has counted. The parent ends once more, and the child still waits for its
+// other parent. Verify lists the child, and a repair corrects it too.
 func TestParentIsCountedOnce(t *testing.T) {
 	t.Parallel()
 	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityNone} {
@@ -137,21 +136,21 @@ func TestParentIsCountedOnce(t *testing.T) {
 	}
 }
 
-// flowCut is a flow over three shards whose logs reach the disk at different moments, until the
-// power fails.
+// flowCut is a flow over three shards, until the power fails. The logs of the shards reach the disk
+// at different moments.
 type flowCut struct {
 	*queuetest.FlowTest
 	disk *crashfs.Disk
 	rng  *rand.Rand
 	n    int               // tasks, for their payloads
-	next map[string]string // by a task that was completed, its follow-up in another shard
+	next map[string]string // by completed task, its follow-up in another shard
 }
 
 // retentionOfParents is less than the time between the power loss and the work after it.
 const retentionOfParents = time.Hour
 
-// task returns a new task with a payload of its own. Those that are kept for ever tell later how
-// they have ended.
+// task returns a new task with its own payload. Tasks that are kept for ever show later how they
+// ended.
 func (c *flowCut) task(queue string) codeq.Task {
 	c.n++
 	t := codeq.Task{Queue: queue, Payload: fmt.Appendf(nil, "%s%d", queue, c.n), Retention: codeq.Forever}
@@ -161,9 +160,8 @@ func (c *flowCut) task(queue string) codeq.Task {
 	return t
 }
 
-// work does something: tasks with two or three parents are produced, parents end, and tasks are
-// completed with a follow-up that belongs to another shard. At times the log of one shard is
-// synced.
+// work does a random step: it produces tasks with two or three parents, ends parents, or completes
+// tasks with a follow-up in another shard. At times it syncs the log of one shard.
 func (c *flowCut) work() {
 	ctx := context.Background()
 	switch c.rng.IntN(8) {
@@ -206,7 +204,7 @@ func (c *flowCut) complete(l *codeq.Lease) {
 	require.NoError(c, c.Q.Complete(context.Background(), l.Receipt, nil, next...))
 }
 
-// stored is the tasks by payload; no payload is stored twice.
+// stored returns the tasks by payload, and checks that no payload is stored twice.
 func (c *flowCut) stored() map[string]*codeq.TaskInfo {
 	synctest.Wait()
 	all, err := queuetest.List(c.Q)
@@ -219,9 +217,9 @@ func (c *flowCut) stored() map[string]*codeq.TaskInfo {
 	return found
 }
 
-// checkAfterLoss lets the queue go on from what a power loss has left. Follow-ups are there if the
-// task before them has been completed. Whoever waits goes on when its parents have ended, as their
-// shards know it, and not before; and their results are there.
+// checkAfterLoss works on the queue after a power loss. A follow-up is there if the task before it
+// has been completed. A waiting task goes on when its parents have ended in their shards, and not
+// before; the results of the parents are there.
 func (c *flowCut) checkAfterLoss() {
 	c.Check()
 	left := c.stored()
@@ -263,8 +261,8 @@ func (c *flowCut) checkAfterLoss() {
 	c.Check()
 }
 
-// cutFlow lets a flow work, and then go on from an image of its disk. It returns whether the shards
-// of the image contradict each other, as Verify says.
+// cutFlow runs a flow, and then goes on from an image of its disk. It returns whether Verify finds
+// that the shards of the image contradict each other.
 func cutFlow(t *testing.T, seed uint64, level codeq.Durability, image func(c *flowCut) *crashfs.Disk) (contradict bool) {
 	disk := crashfs.New()
 	queuetest.InFlow(t, *inspect.With(&codeq.Options{Shards: 3, Durability: level, MemTableBytes: 256 << 10}, inspect.Private{FS: disk, Boot: "1"}), func(f *queuetest.FlowTest) {
@@ -303,10 +301,10 @@ func eachCut(t *testing.T, cut func(t *testing.T, seed uint64) bool) {
 	require.Positive(t, contradict)
 }
 
-// TestPowerLossesOfFlows lets the power fail while tasks wait for parents in other shards, and are
-// followed by tasks in other shards, again and again: each shard has what it has synced, which is
-// more or less than what the others have. Nothing hangs, nothing is counted twice, and before the
-// queue is opened Verify can tell what does not agree.
+// TestPowerLossesOfFlows: power fails again and again, while tasks have parents and follow-ups in
+// other shards. Each shard keeps its synced part, which may be newer or older than those of the
+// others. No task hangs, no parent is counted twice, and Verify can list the contradictions before
+// the queue is opened.
 func TestPowerLossesOfFlows(t *testing.T) {
 	t.Parallel()
 	eachCut(t, func(t *testing.T, seed uint64) bool {
@@ -320,10 +318,10 @@ func TestPowerLossesOfFlows(t *testing.T) {
 	})
 }
 
-// TestShardsOfDifferentMoments puts a queue together from shards of any moments, as those of a node
-// that goes on without a majority, or of a copy that was made while the queue was at work. Messages
-// that nobody has any more are listed, with the tasks that they produced; nothing hangs
-// nevertheless, and nothing is counted twice.
+// TestShardsOfDifferentMoments puts a queue together from shards of any moments, like those of a
+// node that goes on without a majority, or of a copy made while the queue worked. Verify lists
+// messages that no shard has any more, with the tasks that they produced. Nevertheless no task
+// hangs, and no parent is counted twice.
 func TestShardsOfDifferentMoments(t *testing.T) {
 	t.Parallel()
 	eachCut(t, func(t *testing.T, seed uint64) bool {
@@ -343,7 +341,7 @@ func TestShardsOfDifferentMoments(t *testing.T) {
 				_, err := vfs.Clone(images[c.rng.IntN(len(images))], image, dir, dir, vfs.CloneSync)
 				require.NoError(t, err)
 			}
-			clear(c.next) // nobody may have them
+			clear(c.next) // perhaps no shard has them
 			return image
 		})
 	})
