@@ -22,8 +22,8 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestPanicOfLeader: a replica whose owner has panicked steps down, another one leads, and no
-// caller notices more than a pause.
+// TestPanicOfLeader: the owner of a replica panics. The replica steps down, another one leads, and
+// callers notice only a pause.
 func TestPanicOfLeader(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		leader, other := c.lead()
@@ -48,9 +48,9 @@ func TestPanicOfLeader(t *testing.T) {
 	})
 }
 
-// TestPanicOfStateMachine: a replica whose state machine panics is one that has failed. All shards
-// go on, that one on the other nodes; the node's other replicas stay; Close returns and tells of
-// it, and the next Open has everything.
+// TestPanicOfStateMachine: a replica fails when its state machine panics. All shards go on, this
+// one on the other nodes; the node's other replicas stay. Close returns the panic, and the next
+// Open has all tasks.
 func TestPanicOfStateMachine(t *testing.T) {
 	for _, then := range []string{"", "end of a replica"} {
 		t.Run("then "+then, func(t *testing.T) {
@@ -73,7 +73,7 @@ func panicOfStateMachine(t *testing.T, p *testkit.PanicIn) {
 			by := c.nodes[n%len(c.nodes)]
 			id, err := simQueue(by).Produce(t.Context(), codeq.Task{Queue: "a"})
 			if err != nil {
-				require.ErrorIs(t, err, codeq.ErrUncertain) // of the leader that has failed
+				require.ErrorIs(t, err, codeq.ErrUncertain) // from the failed leader
 				continue
 			}
 			acknowledged[id] = true
@@ -111,7 +111,7 @@ func panicOfStateMachine(t *testing.T, p *testkit.PanicIn) {
 	c.close()
 }
 
-// elsewhere are the guards that TestPanicOfAnyGoroutine leaves out.
+// elsewhere are the guards that TestPanicOfAnyGoroutine does not test.
 var elsewhere = []string{
 	"OnError", "slog.Handler", "Observer", // of functions of users: TestOnErrorEnds, TestLoggerEnds, TestObserverThatEnds
 	"question for a certificate",                     // of functions of users: TestOwnCertificate
@@ -125,23 +125,23 @@ var elsewhere = []string{
 	"watch of a transfer", "answer of a receiver", "end of a transfer", // TestPanicsOfATransfer
 	"call of a local client", "end of a local subscription", // of sockets, which are in no bubble: TestLocalPanics
 	"events of another process", "end of events of another process", // likewise
-	// come by chance, or in no story of this test
+	// run by chance, or in no story of this test
 	"address of this node", "confirmation of a replacement", "ping", "return of a claim", "sync",
 	"watch of a handler", // of a handler that ignores its Timeout: TestWatch
 	"end of a handler",   // nothing depends on it: a place is free when the lease would have ended
 }
 
-// afterAnother are the guards of what is done only when another goroutine has panicked.
+// afterAnother are the guards that run only after another goroutine has panicked.
 var afterAnother = map[string]string{
 	"end of owner": "owner", "end of shard": "owner", "end of operation": "messages",
 }
 
-// atOpen are the guards of what Open does.
+// atOpen are the guards of the steps of Open.
 var atOpen = []string{"opening of a shard", "reconciliation of shards", "loading of a shard"}
 
-// TestPanicOfAnyGoroutine: whichever goroutine of codeq panics, the process goes on, all calls
-// return, and so does Close. In a cluster some panic in one story, and with -long each in a story
-// of its own.
+// TestPanicOfAnyGoroutine: after a panic in any goroutine of codeq, the process goes on, all calls
+// return, and Close returns too. In a cluster, several goroutines panic in one story; with -long
+// each panics in its own story.
 func TestPanicOfAnyGoroutine(t *testing.T) {
 	if testing.Short() {
 		t.Skip("some ten seconds")
@@ -171,7 +171,7 @@ func TestPanicOfAnyGoroutine(t *testing.T) {
 		t.Run("cluster/"+name, func(t *testing.T) {
 			p := &testkit.PanicIn{Names: []string{name}, First: afterAnother[name]}
 			p.Begin(t)
-			for seed := uint64(1); len(p.Left()) > 0 && seed <= 5; seed++ { // a few are reached by chance
+			for seed := uint64(1); len(p.Left()) > 0 && seed <= 5; seed++ { // only chance reaches a few
 				p.Reset()
 				synctest.Test(t, func(t *testing.T) { panicInCluster(t, p, seed) })
 			}
@@ -180,8 +180,8 @@ func TestPanicOfAnyGoroutine(t *testing.T) {
 	}
 }
 
-// TestPanicAtTheBeginning: a node that panics while it founds a cluster can be closed, and founds
-// it when it is opened again.
+// TestPanicAtTheBeginning: a node panics while it founds a cluster. It can be closed, and founds
+// the cluster when it is opened again.
 func TestPanicAtTheBeginning(t *testing.T) {
 	p := &testkit.PanicIn{Names: []string{"beginning of a cluster", "first election"}}
 	p.Begin(t)
@@ -197,8 +197,8 @@ func TestPanicAtTheBeginning(t *testing.T) {
 	})
 }
 
-// TestPanicAfterCrash: the tasks of a node that has died go on, though the leaders panic while they
-// count its suspects together.
+// TestPanicAfterCrash: the tasks of a dead node go on, although the leaders panic while they count
+// its suspects together.
 func TestPanicAfterCrash(t *testing.T) {
 	for _, name := range []string{"question for all nodes", "answers of all nodes"} {
 		t.Run(name, func(t *testing.T) {
@@ -240,7 +240,7 @@ func TestPanicAfterCrash(t *testing.T) {
 	}
 }
 
-// TestPanicInAnyStepOfCloseOfANode: the same of a node.
+// TestPanicInAnyStepOfCloseOfANode is TestPanicInAnyStepOfClose for a node.
 func TestPanicInAnyStepOfCloseOfANode(t *testing.T) {
 	eachStepOfClose(t, 8, func(t *testing.T, close func(func() error)) {
 		c := newSimCluster(t, 1, 1, codeq.Options{Shards: 2})
@@ -264,7 +264,7 @@ func panicAlone(t *testing.T, p *testkit.PanicIn) {
 	}
 	p.Armed.Store(slices.Contains(atOpen, p.Names[0]))
 	q, err := open()
-	if err != nil { // it was an opening
+	if err != nil { // the node was opening
 		q, err = open()
 		require.NoError(t, err)
 	}
@@ -294,7 +294,7 @@ func panicInCluster(t *testing.T, p *testkit.PanicIn, seed uint64) {
 		users.Wait()
 	})
 	bounded(t, "a pause of a node", func() { pauseOne(c, queues[0], c.members()[2]) })
-	for _, n := range c.members() { // whichever leads then, a node that joins is sent one
+	for _, n := range c.members() { // a joining node then gets one from any leader
 		for i := range c.opts.Shards {
 			c.snapshot(n, i, 1)
 		}
@@ -304,7 +304,7 @@ func panicInCluster(t *testing.T, p *testkit.PanicIn, seed uint64) {
 		defer cancel()
 		_, _ = queues[0].ClusterStatus(ctx)
 		_ = queues[0].TransferLeadership(ctx, 0, c.members()[1].name)
-		time.Sleep(30 * time.Second) // they are balanced
+		time.Sleep(30 * time.Second) // until the leaders are balanced
 	})
 	bounded(t, "a replacement", func() {
 		n := c.node(true)
@@ -325,14 +325,14 @@ func panicInCluster(t *testing.T, p *testkit.PanicIn, seed uint64) {
 		n := c.members()[2]
 		n.crash(0)
 		n.raise()
-		time.Sleep(30 * time.Second) // it is taken back
+		time.Sleep(30 * time.Second) // until it is readmitted
 	})
 	added := c.node(false)
 	bounded(t, "an addition", func() {
 		if c.open(added) == nil {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
-			time.Sleep(5 * time.Second) // it waits to be added
+			time.Sleep(5 * time.Second) // until it waits to be added
 			_ = queues[0].AddNode(ctx, codeq.Peer{Node: added.name, Address: added.name})
 			_ = queues[0].RemoveNode(ctx, added.name)
 		}
@@ -348,7 +348,7 @@ func panicInCluster(t *testing.T, p *testkit.PanicIn, seed uint64) {
 	bounded(t, "Close", c.close)
 }
 
-// pauseOne does on a node what gives up, in part, while another one does not answer.
+// pauseOne makes calls on a node while another node does not answer; some of them give up.
 func pauseOne(c *simCluster, q *codeq.Queue, paused *simNode) {
 	c.net.Pause(paused.name, true)
 	defer c.net.Pause(paused.name, false)
@@ -364,8 +364,8 @@ func pauseOne(c *simCluster, q *codeq.Queue, paused *simNode) {
 	}
 }
 
-// eachStepOfClose lets each step of a Close panic, in a bubble of its own. story calls close once,
-// with what closes a queue, and then goes on without panics.
+// eachStepOfClose makes each step of a Close panic, each in its own bubble. story calls close once,
+// with the function that closes a queue, and then goes on without panics.
 func eachStepOfClose(t *testing.T, least int, story func(t *testing.T, close func(func() error))) {
 	t.Cleanup(func() { guard.SetHook(nil) })
 	for step, reached := 0, true; reached; step++ {
@@ -395,8 +395,8 @@ func eachStepOfClose(t *testing.T, least int, story func(t *testing.T, close fun
 	}
 }
 
-// TestPanicInAnyStepOfClose: whichever step of Close panics, nothing of the queue is left, its
-// directory is unlocked, and the error says that it was a panic.
+// TestPanicInAnyStepOfClose: after a panic in any step of Close, nothing of the queue is left, its
+// directory is unlocked, and the error reports the panic.
 func TestPanicInAnyStepOfClose(t *testing.T) {
 	eachStepOfClose(t, 6, func(t *testing.T, close func(func() error)) {
 		opts := inspect.With(&codeq.Options{Shards: 2}, inspect.Private{FS: crashfs.New()})
@@ -411,7 +411,7 @@ func TestPanicInAnyStepOfClose(t *testing.T) {
 	})
 }
 
-// bounded calls everything that f calls, which has to return.
+// bounded calls f, and panics if f does not return within 10 minutes.
 func bounded(t *testing.T, what string, f func()) {
 	done := make(chan struct{})
 	go func() { defer close(done); f() }()
@@ -422,7 +422,7 @@ func bounded(t *testing.T, what string, f func()) {
 	}
 }
 
-// useVerbs calls all verbs, whatever they return, by callers who wait as long as it takes.
+// useVerbs calls all verbs without a time limit, and ignores their results.
 func useVerbs(t *testing.T, q *codeq.Queue, copyTo string) {
 	ctx := context.Background()
 	var m codeq.Mux
@@ -453,7 +453,7 @@ func useVerbs(t *testing.T, q *codeq.Queue, copyTo string) {
 	for i := range 9 {
 		_, _ = q.Produce(ctx, codeq.Task{Queue: "a", Unique: codeq.Unique{Key: fmt.Sprint(i)}})
 		_, _ = q.Produce(ctx, codeq.Task{Queue: "lost"})
-		_, _ = q.Produce(ctx, codeq.Task{Queue: "a", Tenant: fmt.Sprint(i)}) // whose lane comes and goes
+		_, _ = q.Produce(ctx, codeq.Task{Queue: "a", Tenant: fmt.Sprint(i)}) // its lane comes and goes
 		calls.Go(func() {
 			wait, cancel := context.WithTimeout(ctx, 3*time.Second)
 			defer cancel()

@@ -24,9 +24,9 @@ import (
 	"codeq/test/queuetest"
 )
 
-// limitedCluster is a cluster with three shards, each led by another node, with a
-// queue "a" that has limits for all its shards. Workers work on it, while a probe
-// looks all the time at how many leases there are.
+// limitedCluster is a cluster with three shards, each led by another node, with a queue "a" that
+// has limits over all shards. Workers work on the queue, while a probe counts its leases all the
+// time.
 type limitedCluster struct {
 	*simCluster
 	t       *testing.T
@@ -49,7 +49,7 @@ func limitedNodes(t *testing.T, nodes int, test func(t *testing.T, c *limitedClu
 			completed: make(map[string]int),
 		}
 		c.ctx, c.stop = context.WithCancel(t.Context())
-		defer func() { // a test that has failed, too
+		defer func() { // also for a failed test
 			c.stop()
 			c.all.Wait()
 			c.workers.Wait()
@@ -61,8 +61,8 @@ func limitedNodes(t *testing.T, nodes int, test func(t *testing.T, c *limitedClu
 	})
 }
 
-// leases is how many there are by shard, as far as the shards have leaders.
-// REQUIRES: synctest.Wait has just returned.
+// leases counts the leases by shard, in shards with a leader. REQUIRES: synctest.Wait has just
+// returned.
 func (c *limitedCluster) leases() (leases [3]int) {
 	for shard := range leases {
 		if n := c.leader(shard); n != nil {
@@ -98,7 +98,7 @@ func (c *limitedCluster) configure(change func(*codeq.Settings)) {
 	queuetest.Configure(c.t, c.queue(0), "a", change)
 }
 
-// produce puts tasks into the shard that a node leads.
+// produce stores tasks in the shard of a leader.
 func (c *limitedCluster) produce(node, tasks int) {
 	c.t.Helper()
 	batch := make([]codeq.Task, tasks)
@@ -114,8 +114,8 @@ func (c *limitedCluster) produce(node, tasks int) {
 
 const permitLease = 5 * time.Second
 
-// work lets a worker of a node complete tasks, for each of which it takes up to the
-// given time; of so many, one is left to expire, or given back.
+// work starts a worker of a node that completes tasks, each within the given time. One lease of so
+// many expires, or its task is released.
 func (c *limitedCluster) work(node int, most time.Duration, spoil int) {
 	seed := rand.Uint64()
 	c.workers.Go(func() {
@@ -151,7 +151,7 @@ func (c *limitedCluster) work(node int, most time.Duration, spoil int) {
 	})
 }
 
-// completed1 completes a task; false if that is to be tried again.
+// completed1 completes a task; it returns false if the caller must try again.
 func (c *limitedCluster) completed1(q *codeq.Queue, l *codeq.Lease) bool {
 	err := q.Complete(c.ctx, l.Receipt, nil)
 	if errors.Is(err, codeq.ErrNotLeader) || errors.Is(err, codeq.ErrUncertain) || errors.Is(err, codeq.ErrClosed) {
@@ -188,14 +188,14 @@ func (c *limitedCluster) drain() {
 	}
 }
 
-// requireReturned makes sure that, at rest, nobody has a permit, and that nobody says more: then
-// one shard gets all of them.
+// requireReturned checks that, at rest, no shard has a permit, and that the reports of the shards
+// have stopped: one shard can then get all permits.
 func (c *limitedCluster) requireReturned() {
 	c.t.Helper()
 	c.stop()
-	c.all.Wait() // the probe is not to wait as well
+	c.all.Wait() // the probe must not wait too
 	c.workers.Wait()
-	c.spread() // a new leader begins to tell anew
+	c.spread() // a new leader starts its reports again
 	time.Sleep(10 * time.Second)
 	synctest.Wait()
 	told := c.told()
@@ -215,7 +215,7 @@ func (c *limitedCluster) requireReturned() {
 	c.produce(1, set.Concurrency+set.Burst)
 	ctx, cancel := context.WithTimeout(c.t.Context(), time.Minute)
 	defer cancel()
-	claim := func() *codeq.Lease { // it waits, since claims of the workers may get a task yet, and give it back
+	claim := func() *codeq.Lease { // it waits: claims of the workers may still get a task, and release it
 		l, err := c.queue(1).Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Hour})
 		require.NoError(c.t, err, "a permit has not come back")
 		return l
@@ -228,7 +228,8 @@ func (c *limitedCluster) requireReturned() {
 	}
 }
 
-// told is how much shards have said, and who leads them. REQUIRES: synctest.Wait has just returned.
+// told returns the numbers of reports of the shards, and their leaders. REQUIRES: synctest.Wait has
+// just returned.
 func (c *limitedCluster) told() (told [3]string) {
 	for shard := range told {
 		n := c.leader(shard)
@@ -241,8 +242,8 @@ func (c *limitedCluster) told() (told [3]string) {
 	return told
 }
 
-// requireRate makes sure that in no window of time there are more claims than
-// the bucket allows. Their times are those of the decision, in whole ms.
+// requireRate checks that no window of time has more claims than the bucket allows. The time of a
+// claim is the time of its decision, in whole ms.
 func (c *limitedCluster) requireRate(rate float64, burst int) {
 	c.t.Helper()
 	c.mu.Lock()
@@ -259,8 +260,8 @@ func (c *limitedCluster) requireRate(rate float64, burst int) {
 	}
 }
 
-// TestPermitsOneShard: one shard gets all the room if the others have no tasks,
-// and then another one does.
+// TestPermitsOneShard: one shard gets the whole limit while the others have no tasks, and then
+// another shard gets it.
 func TestPermitsOneShard(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -281,8 +282,8 @@ func TestPermitsOneShard(t *testing.T) {
 						c.produce(at, 60)
 						c.drain()
 						require.EqualValues(t, limit, c.most.Load())
-						// A task takes 20 ms at work, and messages of 5 ms at most before and
-						// after; with its share alone a shard would have room for a third.
+						// A task takes 20 ms of work, and messages of at most 5 ms before and after
+						// it. Its own share would give a shard only a third of the limit.
 						require.Less(t, time.Since(begin), 60/time.Duration(limit)*50*time.Millisecond, "the room is not used")
 					}
 					c.requireReturned()
@@ -292,7 +293,7 @@ func TestPermitsOneShard(t *testing.T) {
 	}
 }
 
-// TestPermitsTurns: a shard that has tasks all the time does not keep the others out.
+// TestPermitsTurns: a shard with tasks all the time does not block the others.
 func TestPermitsTurns(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -324,7 +325,7 @@ func TestPermitsTurns(t *testing.T) {
 	}
 }
 
-// TestPermitsOfTenants: shards share a limit by the tenants that have tasks there.
+// TestPermitsOfTenants: shards share a limit in proportion to their tenants with tasks.
 func TestPermitsOfTenants(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -359,8 +360,8 @@ func TestPermitsOfTenants(t *testing.T) {
 	})
 }
 
-// TestPermitsFailover: no crash and no partition, of the permit allocator or of others, has the
-// queue have more leases than it may, and none takes room away for good.
+// TestPermitsFailover: after a crash or partition of the permit allocator or of other nodes, the
+// queue never exceeds its limit of leases, and no part of the limit is lost for ever.
 func TestPermitsFailover(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -408,7 +409,7 @@ func TestPermitsFailover(t *testing.T) {
 	}
 }
 
-// TestPermitsFaults is TestPermitsFailover for faults drawn by lot.
+// TestPermitsFaults is TestPermitsFailover with random faults.
 func TestPermitsFaults(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -459,7 +460,7 @@ func TestPermitsFaults(t *testing.T) {
 	}
 }
 
-// TestPermitsRate: the claims of all shards keep to the rate, and use it up.
+// TestPermitsRate: the claims of all shards together stay within the rate, and use all of it.
 func TestPermitsRate(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -470,7 +471,7 @@ func TestPermitsRate(t *testing.T) {
 	}{
 		{50, 0, 49},
 		{50, 5, 49},
-		{10, 1, 8}, // no room in the bucket for a token on its way
+		{10, 1, 8}, // the bucket has no room for a token on its way
 	} {
 		t.Run(fmt.Sprintf("%+v", c), func(t *testing.T) {
 			limitedNodes(t, 3, func(t *testing.T, cl *limitedCluster) {
@@ -495,13 +496,13 @@ func TestPermitsRate(t *testing.T) {
 	}
 }
 
-// TestPermitsRateReturned: tokens that a shard did not use are there for another one.
+// TestPermitsRateReturned: another shard can use the unused tokens of a shard.
 func TestPermitsRateReturned(t *testing.T) {
 	limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
 		c.configure(func(s *codeq.Settings) { s.Rate, s.Burst = 0.001, 9 })
 		c.produce(1, 30)
 		got := 0
-		for range 50 { // most give up while the token is on its way
+		for range 50 { // most are canceled while the token is on its way
 			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 			if _, err := c.queue(1).Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}}); err == nil {
 				got++
@@ -517,7 +518,7 @@ func TestPermitsRateReturned(t *testing.T) {
 	})
 }
 
-// TestPermitsRateFailover: a new permit allocator does not allow a burst anew.
+// TestPermitsRateFailover: a new permit allocator does not allow another burst.
 func TestPermitsRateFailover(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -551,7 +552,7 @@ func TestPermitsRateFailover(t *testing.T) {
 	})
 }
 
-// claimAt is a claim of a node that does not wait; nil: there was nothing.
+// claimAt claims on a node without waiting; nil: no task.
 func (c *limitedCluster) claimAt(node int) *codeq.Lease {
 	c.t.Helper()
 	l, err := c.queue(node).Claim(c.t.Context(), codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true, LeaseFor: time.Hour})
@@ -562,8 +563,8 @@ func (c *limitedCluster) claimAt(node int) *codeq.Lease {
 	return l
 }
 
-// TestPermitsNoWait: a claim that does not wait gets a task if there is room
-// anywhere, and none if there is not.
+// TestPermitsNoWait: a claim that does not wait gets a task if any shard has room in the limit, and
+// otherwise none.
 func TestPermitsNoWait(t *testing.T) {
 	t.Parallel()
 	limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
@@ -584,7 +585,8 @@ func TestPermitsNoWait(t *testing.T) {
 	})
 }
 
-// TestPermitsOfLists: so do claims that name a long list of queues, whether they wait or not.
+// TestPermitsOfLists: claims of a long list of queues also get a task only if any shard has room in
+// the limit, whether they wait or not.
 func TestPermitsOfLists(t *testing.T) {
 	t.Parallel()
 	for _, noWait := range []bool{true, false} {
@@ -603,7 +605,7 @@ func TestPermitsOfLists(t *testing.T) {
 					l, err := c.queue(1+i%2).Claim(ctx, codeq.ClaimRequest{Queues: queues, NoWait: noWait, LeaseFor: time.Hour})
 					require.NoError(t, err)
 					queuetest.Complete(t, c.queue(1), l)
-					time.Sleep(time.Second) // permits that nobody wants go back
+					time.Sleep(time.Second) // unused permits go back
 				}
 				c.requireReturned()
 			})
@@ -611,9 +613,9 @@ func TestPermitsOfLists(t *testing.T) {
 	}
 }
 
-// TestPermitsLeftByLists: a claim of a list waits for permits that others, of the same list, have
-// looked for in vain, and wait for no more: one that does not wait, and one that got a task of
-// another queue.
+// TestPermitsLeftByLists: a claim of a list waits for permits. Two other claims of the same list
+// asked for them before, got none, and have ended: one does not wait, and one got a task of another
+// queue.
 func TestPermitsLeftByLists(t *testing.T) {
 	t.Parallel()
 	limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
@@ -641,7 +643,7 @@ func TestPermitsLeftByLists(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, "b", l.Queue)
 			queuetest.Complete(t, q, l)
-			time.Sleep(time.Second) // a permit that nobody wants goes back
+			time.Sleep(time.Second) // an unused permit goes back
 			served := make(chan error)
 			go func() {
 				l, err := claim(false)
@@ -658,8 +660,7 @@ func TestPermitsLeftByLists(t *testing.T) {
 	})
 }
 
-// TestPermitsSettings: a change of the settings does what it does to a queue of
-// one process.
+// TestPermitsSettings: a change of the settings has the same effect as without a cluster.
 func TestPermitsSettings(t *testing.T) {
 	t.Parallel()
 	limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
@@ -667,7 +668,7 @@ func TestPermitsSettings(t *testing.T) {
 			c.produce(node, 20)
 		}
 		var held []*codeq.Lease
-		for i := range 4 { // before there is any limit
+		for i := range 4 { // before the first limit
 			held = append(held, c.claimAt(i%3))
 		}
 		for at := range 3 {
@@ -732,8 +733,8 @@ func TestPermitsSettings(t *testing.T) {
 	})
 }
 
-// takeOnlyPermit limits the queue to one lease, puts a task into the second and the
-// third shard, and lets the node of the second lease the one there.
+// takeOnlyPermit limits the queue to one lease, and produces a task in the second and the third
+// shard. The leader of the second shard leases its task.
 func (c *limitedCluster) takeOnlyPermit() *codeq.Lease {
 	c.t.Helper()
 	c.configure(func(s *codeq.Settings) { s.Concurrency = 1 })
@@ -745,7 +746,7 @@ func (c *limitedCluster) takeOnlyPermit() *codeq.Lease {
 	return l
 }
 
-// TestPermitsUntoldEnd: room that a leader had no time to give back is given back by the next one.
+// TestPermitsUntoldEnd: a leader ends before it returns a permit; the next leader returns it.
 func TestPermitsUntoldEnd(t *testing.T) {
 	t.Parallel()
 	limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
@@ -760,13 +761,13 @@ func TestPermitsUntoldEnd(t *testing.T) {
 	})
 }
 
-// TestPermitsEndThatIsNotStored: the room of a lease is given to nobody before its
-// end is stored, since the next leader may find the lease in force.
+// TestPermitsEndThatIsNotStored: no shard gets the permit of a lease before the end of the lease is
+// stored, since the next leader may find the lease in force.
 func TestPermitsEndThatIsNotStored(t *testing.T) {
 	t.Parallel()
 	limitedNodes(t, 5, func(t *testing.T, c *limitedCluster) {
 		l := c.takeOnlyPermit()
-		c.workers.Go(func() { // waits for room
+		c.workers.Go(func() { // waits for a permit
 			_, _ = c.queue(2).Claim(c.ctx, codeq.ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Hour})
 		})
 		time.Sleep(time.Second)
@@ -782,7 +783,7 @@ func TestPermitsEndThatIsNotStored(t *testing.T) {
 	})
 }
 
-// TestPermitsOverLoopback: limits hold over nodes that talk over TCP.
+// TestPermitsOverLoopback: limits hold over nodes that use TCP.
 func TestPermitsOverLoopback(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -809,7 +810,7 @@ func TestPermitsOverLoopback(t *testing.T) {
 				n := leases.Add(1)
 				for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
 				}
-				leases.Add(-1) // before others may see that the lease has ended
+				leases.Add(-1) // before other goroutines can see the end of the lease
 				if err := qs[(i+1)%3].Complete(ctx, l.Receipt, nil); err != nil {
 					t.Error(err)
 				}
@@ -824,7 +825,7 @@ func TestPermitsOverLoopback(t *testing.T) {
 	require.LessOrEqual(t, most.Load(), int32(3))
 }
 
-// permitsIn is what a shard has of the permits of a queue.
+// permitsIn returns the permits of a queue in a shard.
 func permitsIn(o *inspect.Owner, queue string) *dispatch.PermitGate {
 	return o.Claims.Of(o.Rules.Names.Queues[queue]).Gateway().(*dispatch.PermitGate)
 }

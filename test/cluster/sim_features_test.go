@@ -15,7 +15,7 @@ import (
 	"codeq/internal/simtest"
 )
 
-// simFeatures are clients that use what the others do not, each feature in queues of its own.
+// simFeatures are clients that use the features unused by the others, each in its own queues.
 type simFeatures struct {
 	*schedule
 	mu      sync.Mutex // guards the fields below
@@ -23,25 +23,24 @@ type simFeatures struct {
 	tasks   map[string]*simFeatureTask // by payload
 	uses    int
 
-	runs bool // there are workers
+	runs bool // workers run
 }
 
-// simFeatureTask is what the clients know of a task.
+// simFeatureTask is the clients' knowledge of a task.
 type simFeatureTask struct {
 	payload, queue string
 	group, key     string
-	produce        span // of the call
-	acked          bool // it was stored for certain
+	produce        span // time of the call
+	acked          bool // it was certainly stored
 	leases         []simLease
-	ends           []*span // calls that have ended it, or may have
+	ends           []*span // calls that have ended it, or perhaps have
 	runs           int     // of a handler
 }
 
 // span is the time of a call.
 type span struct{ begin, end time.Time }
 
-// simLease is a lease from the moment at which its holder knows of it until that at which it may
-// be over.
+// simLease is a lease, from the moment when its holder gets it until its earliest end.
 type simLease struct {
 	span
 	token uint64
@@ -61,9 +60,8 @@ func newSimFeatures(s *schedule) *simFeatures {
 	return &simFeatures{schedule: s, tasks: make(map[string]*simFeatureTask)}
 }
 
-// begin starts the clients of some features, with numbers from a first one on, and returns what
-// waits for them when they are to end, and what then stops the workers, perhaps when their queue is
-// empty.
+// begin starts the clients of some features, with numbers from first on. wait waits for the clients
+// to end. stop then stops the workers; with empty, it first waits until their queue is empty.
 func (f *simFeatures) begin(first int) (wait func(), stop func(empty bool)) {
 	var clients, workers sync.WaitGroup
 	number := 3000 + first
@@ -86,7 +84,7 @@ func (f *simFeatures) begin(first int) (wait func(), stop func(empty bool)) {
 	}
 	f.limit()
 	ctx, cancel := context.WithCancel(context.Background())
-	if f.runs = f.rng.IntN(3) == 0 || f.runs; f.runs { // again after a loss: tasks may be left
+	if f.runs = f.rng.IntN(3) == 0 || f.runs; f.runs { // again after a loss: tasks may remain
 		client(func(c *simClient) { f.produce(c, &simFeatureTask{queue: simRuns}) })
 		for i := range f.members() {
 			rng := rand.New(rand.NewPCG(f.seed, uint64(4000+first+i)))
@@ -102,7 +100,7 @@ func (f *simFeatures) begin(first int) (wait func(), stop func(empty bool)) {
 	}
 }
 
-// limit sets the limit of the queue of groups, which has no tasks yet.
+// limit sets the limit of the queue of groups. It has no tasks yet.
 func (f *simFeatures) limit() {
 	f.awaitLeaders()
 	ctx, cancel := context.WithTimeout(context.Background(), simPatience)
@@ -119,8 +117,8 @@ func (f *simFeatures) limit() {
 	}
 }
 
-// await returns when a queue is empty. Its tasks may be scheduled by a clock that was far ahead, so
-// all are set ahead. REQUIRES: all nodes are up and connected.
+// await returns when a queue is empty. A clock far ahead may have scheduled its tasks, so await
+// sets all clocks ahead. REQUIRES: all nodes are up and connected.
 func (f *simFeatures) await(queue string) {
 	for _, n := range f.members() {
 		n.machine.Wall.Set(24 * time.Hour)
@@ -139,7 +137,7 @@ func (f *simFeatures) await(queue string) {
 	}
 }
 
-// new notes a task that is about to be produced.
+// new records a task before its produce.
 func (f *simFeatures) new(t *simFeatureTask) codeq.Task {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -192,7 +190,8 @@ func (f *simFeatures) claim(c *simClient, queue string) (*codeq.Lease, *simFeatu
 	return l, t
 }
 
-// complete ends a task, if the answer says so. next, if it is not nil, follows.
+// complete completes a task, and records its end by the answer. next, if it is not nil, is its
+// follow-up.
 func (f *simFeatures) complete(c *simClient, l *codeq.Lease, t *simFeatureTask, next ...codeq.Task) {
 	begin := time.Now()
 	f.mu.Lock()
@@ -281,7 +280,7 @@ func (f *simFeatures) work(ctx context.Context, node int, rng *rand.Rand) {
 	for ctx.Err() == nil {
 		nodes := f.members()
 		if q, _ := nodes[node%len(nodes)].queue(); q != nil {
-			_ = q.Run(ctx, &m, &codeq.RunOptions{Concurrency: 2, LeaseFor: simGroupLease}) // until the node ends
+			_ = q.Run(ctx, &m, &codeq.RunOptions{Concurrency: 2, LeaseFor: simGroupLease}) // returns when the node ends
 		}
 		select {
 		case <-time.After(100 * time.Millisecond):
@@ -290,11 +289,11 @@ func (f *simFeatures) work(ctx context.Context, node int, rng *rand.Rand) {
 	}
 }
 
-// check compares what the clients know with the tasks that are stored.
+// check compares the clients' knowledge with the stored tasks.
 func (f *simFeatures) check(stored map[codeq.ID]*codeq.TaskInfo) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	there := make(map[string]map[string]int) // how often a payload is in a queue
+	there := make(map[string]map[string]int) // the count of each payload in each queue
 	for _, info := range stored {
 		if there[info.Queue] == nil {
 			there[info.Queue] = make(map[string]int)
@@ -307,7 +306,7 @@ func (f *simFeatures) check(stored map[codeq.ID]*codeq.TaskInfo) {
 	f.checkOrder()
 }
 
-// checkOrder compares what the clients know of different tasks. REQUIRES: mu is held.
+// checkOrder compares the clients' knowledge of different tasks. REQUIRES: mu is held.
 func (f *simFeatures) checkOrder() {
 	tasks := slices.Collect(maps.Values(f.tasks))
 	slices.SortFunc(tasks, func(a, b *simFeatureTask) int { return a.produce.begin.Compare(b.produce.begin) })
@@ -315,7 +314,7 @@ func (f *simFeatures) checkOrder() {
 	f.checkKeys(tasks)
 }
 
-// checkStored makes sure that a task is there once until it has ended, and its follow-up then.
+// checkStored checks that a task is there once until it has ended, and its follow-up after that.
 func (f *simFeatures) checkStored(t *simFeatureTask, here, followUps int) {
 	switch {
 	case here > 1 || followUps > 1 || here+followUps > 1:
@@ -329,8 +328,8 @@ func (f *simFeatures) checkStored(t *simFeatureTask, here, followUps int) {
 	}
 }
 
-// checkGroups makes sure that no two tasks of a group were leased at once, that they were claimed
-// in the order of their produces, and that the limit of the queue held.
+// checkGroups checks that no two tasks of a group were leased at the same time, that tasks were
+// claimed in the order of their produces, and that the limit of the queue held.
 func (f *simFeatures) checkGroups(tasks []*simFeatureTask) {
 	type held struct {
 		simLease
@@ -370,7 +369,7 @@ func (f *simFeatures) checkGroups(tasks []*simFeatureTask) {
 	}
 }
 
-// checkKeys makes sure that a key was given to a task only when the one before had ended.
+// checkKeys checks that a task got a key only after the previous task with that key had ended.
 func (f *simFeatures) checkKeys(tasks []*simFeatureTask) {
 	for i, a := range tasks {
 		for _, b := range tasks[i+1:] {

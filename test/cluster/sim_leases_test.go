@@ -12,21 +12,22 @@ import (
 	"codeq/internal/simtest"
 )
 
-// Leases end: a task whose worker is gone can be claimed again when its lease is over, whoever
-// leads.
+// Leases end: when a worker is gone, its task can be claimed again after the end of the lease,
+// under any leader.
 
 const (
-	// simGrace is how long a lease lasts after a change of the leader at least.
+	// simGrace is the shortest time that a lease lasts after a change of the leader.
 	simGrace = time.Second
-	// simPulse is how long a shard may take to commit something before that counts as a pause.
+	// simPulse is the longest time between two commits of a shard that does not count as a pause.
 	simPulse = 200 * time.Millisecond
-	// simClaimTime is how long a claim takes to get a task at the most, once all nodes are up.
+	// simClaimTime is the longest time until a claim gets a task while all nodes are up.
 	simClaimTime = 5 * time.Second
 )
 
-// leaseWatch measures by how much leases may last too long: by the times for which their shard had
-// no leader, or one that committed nothing, had no room to end a lease, or may have stood still for
-// a checkpoint, and by what each leader did not know of the clock of leases when it began.
+// leaseWatch measures the extra time that leases may last. It adds the times when their shard had
+// no leader, when the leader committed nothing or had no room to end a lease, and when a checkpoint
+// may have stopped the shard. It also adds the part of the lease clock that each new leader did not
+// know.
 type leaseWatch struct {
 	*schedule
 	mu     sync.Mutex // guards the fields below
@@ -35,21 +36,21 @@ type leaseWatch struct {
 }
 
 type watchedShard struct {
-	term  uint64    // of its leader
-	index uint64    // that was the last one of its log
+	term  uint64    // of the shard's leader
+	index uint64    // the last one of its log
 	at    time.Time // then
-	full  time.Time // when it had no room last
+	full  time.Time // the last time without room
 	extra time.Duration
 }
 
-// simHeld is a lease whose holder is gone.
+// simHeld is a lease without its holder.
 type simHeld struct {
 	queue    string
 	shard    int
 	attempt  int
 	duration time.Duration
 	granted  time.Time     // at the latest
-	extra    time.Duration // of the shard, before that
+	extra    time.Duration // the shard's extra before the lease
 }
 
 // watchLeases looks at the leaders until stop is called.
@@ -74,7 +75,7 @@ func (s *schedule) watchLeases() (w *leaseWatch, stop func()) {
 	return w, func() { close(over); <-ended }
 }
 
-// look takes a sample, one of which is taken at intervals.
+// look takes one sample; every is the interval of samples.
 func (w *leaseWatch) look(every time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -94,13 +95,13 @@ func (w *leaseWatch) look(every time.Duration) {
 		if n.isFull() {
 			sh.full = now
 		}
-		if now.Sub(sh.full) < 2*simGrace || w.cutting.Load() > 0 { // the leader looks at intervals
+		if now.Sub(sh.full) < 2*simGrace || w.cutting.Load() > 0 { // the leader checks room at intervals
 			sh.extra += every
 		}
 		switch {
 		case term != sh.term:
 			known := min(inspect.Of(q).ClockAge(i), simtest.ClockEvery)
-			unknown := w.h.Longest(known) - known // of what its clock says
+			unknown := w.h.Longest(known) - known // beyond the time on its clock
 			sh.extra += now.Sub(sh.at) + simtest.ClockEvery - known + unknown + simGrace
 		case group.CommitIndex() < sh.index:
 			continue
@@ -111,7 +112,7 @@ func (w *leaseWatch) look(every time.Duration) {
 	}
 }
 
-// extra is by how much leases of a shard may have lasted too long, ever.
+// extra returns the total extra time that leases of a shard may have lasted.
 func (w *leaseWatch) extra(shard int) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -129,7 +130,7 @@ func (n *simNode) isFull() bool {
 	return n.life != nil && n.life.IsFull()
 }
 
-// abandon claims tasks, each in a queue of its own, and lets them go.
+// abandon claims tasks, each in its own queue, and never ends their leases.
 func (w *leaseWatch) abandon(c *simClient) {
 	for n := 0; !c.ending(); n++ {
 		time.Sleep(c.upTo(3 * time.Second))
@@ -163,8 +164,8 @@ func (w *leaseWatch) abandon(c *simClient) {
 	}
 }
 
-// reclaim claims the tasks of all leases that were let go, and returns what waits for that.
-// REQUIRES: all nodes are up and connected.
+// reclaim claims the tasks of all abandoned leases; wait waits for these claims. REQUIRES: all
+// nodes are up and connected.
 func (w *leaseWatch) reclaim() (wait func()) {
 	w.awaitLeaders()
 	var claims sync.WaitGroup
@@ -195,7 +196,7 @@ func (w *leaseWatch) claimAgain(held simHeld, n *simNode, from time.Time) {
 		if late := time.Since(ends); late > simClaimTime && l.Attempt == held.attempt+1 {
 			w.t.Errorf("%s was leased at %s for %v, and can be claimed %v too late", held.queue, held.granted.Format("04:05.000"), held.duration, late)
 		}
-		_ = q.Complete(ctx, l.Receipt, nil) // or its lease is there at the end
+		_ = q.Complete(ctx, l.Receipt, nil) // else its lease is still there at the end
 		return
 	}
 }

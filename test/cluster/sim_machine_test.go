@@ -19,7 +19,7 @@ import (
 	"codeq/internal/testkit"
 )
 
-// write writes a file, and syncs it and the directory that it is in.
+// write writes a file, and with sync syncs it and its directory.
 func write(fs vfs.FS, name, content string, sync bool) error {
 	f, err := fs.Create(name, vfs.WriteCategoryUnspecified)
 	if err != nil {
@@ -38,7 +38,7 @@ func write(fs vfs.FS, name, content string, sync bool) error {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// read is what a file has; "": there is none.
+// read returns the content of a file; "": no file.
 func read(t *testing.T, fs vfs.FS, name string) string {
 	f, err := fs.Open(name)
 	if errors.Is(err, os.ErrNotExist) {
@@ -50,15 +50,15 @@ func read(t *testing.T, fs vfs.FS, name string) string {
 	return string(content)
 }
 
-// vote is what a group has voted.
+// vote returns the stored vote of a group.
 func vote(t *testing.T, s raftlog.Stables, group uint32) string {
 	v, err := s.Group(group).Get([]byte("vote"))
 	require.NoError(t, err)
 	return string(v)
 }
 
-// TestCrash: a power loss takes what was not synced, and a kill -9 nothing; votes stay. What the
-// process does afterwards, the next one does not find.
+// TestCrash: a power loss removes unsynced data, and a kill -9 nothing; votes stay. The next
+// process does not find later changes by the old process.
 func TestCrash(t *testing.T) {
 	t.Parallel()
 	for _, percent := range []int{0, 50, 100} {
@@ -88,7 +88,7 @@ func TestCrash(t *testing.T) {
 	}
 }
 
-// TestBoots: a machine that is booted says so, unless it hides that.
+// TestBoots: a machine reports a new boot, unless it hides boots.
 func TestBoots(t *testing.T) {
 	t.Parallel()
 	m := simtest.NewMachine()
@@ -100,7 +100,7 @@ func TestBoots(t *testing.T) {
 	require.Equal(t, first, m.Boot())
 }
 
-// TestImageOfMachine: an image is what was there, and is put back.
+// TestImageOfMachine: an image has the content of its moment, and can be put back.
 func TestImageOfMachine(t *testing.T) {
 	t.Parallel()
 	m := simtest.NewMachine()
@@ -118,7 +118,7 @@ func TestImageOfMachine(t *testing.T) {
 	require.Equal(t, "n1", vote(t, m.Start().Stables(), 1))
 }
 
-// TestVotes: groups have votes of their own, and what was not stored is zero.
+// TestVotes: each group has its own vote, and an unset vote is zero.
 func TestVotes(t *testing.T) {
 	t.Parallel()
 	s := simtest.NewMachine().Start().Stables()
@@ -132,8 +132,8 @@ func TestVotes(t *testing.T) {
 	require.Zero(t, term)
 }
 
-// TestCrashAfter: a crash comes before the last of some operations on the disk, of which a vote is
-// one, and once.
+// TestCrashAfter: a crash comes once, before the last of a number of disk operations. A vote counts
+// as one.
 func TestCrashAfter(t *testing.T) {
 	t.Parallel()
 	// The third operation syncs the file, and the sixth its name.
@@ -162,8 +162,8 @@ func TestCrashAfter(t *testing.T) {
 	require.Equal(t, "n3", vote(t, life.Stables(), 1))
 }
 
-// TestFail: of a life the operations fail that are to fail, those on votes and reads of the log
-// included, and none of the next life.
+// TestFail: the chosen operations of a life fail, including those on votes and reads of the log. No
+// operation of the next life fails.
 func TestFail(t *testing.T) {
 	t.Parallel()
 	m := simtest.NewMachine()
@@ -199,7 +199,7 @@ func TestFail(t *testing.T) {
 	life.Fail(func(string, string) bool { return false })
 }
 
-// TestRoom: a disk that is small says so, or does not, and one may say so that is not.
+// TestRoom: a small disk reports its free space, or hides it; a disk with room may report none.
 func TestRoom(t *testing.T) {
 	t.Parallel()
 	life := simtest.NewMachine().Start()
@@ -231,7 +231,7 @@ func TestRoom(t *testing.T) {
 	require.True(t, life.Fill())
 }
 
-// TestWatch: who watches a machine is told what all its lives read of the log, and store in it.
+// TestWatch: the watcher of a machine sees all log reads and writes of all its lives.
 func TestWatch(t *testing.T) {
 	t.Parallel()
 	m := simtest.NewMachine()
@@ -263,8 +263,8 @@ func TestWatch(t *testing.T) {
 	require.Equal(t, []int{7, 7}, stores)
 }
 
-// TestClocks: a wall clock can be set, and drifts since its machine was made; a monotonic clock has
-// rates one after the other, and never jumps.
+// TestClocks: a wall clock can be set, and drifts from the start of its machine; a monotonic clock
+// changes its rate, and never jumps.
 func TestClocks(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -289,7 +289,8 @@ func TestClocks(t *testing.T) {
 	})
 }
 
-// TestDrawRate: no clock is as fast as time, nor farther from it than simtest.MaxRate.
+// TestDrawRate: no clock runs exactly at the rate of time, and none differs by more than
+// simtest.MaxRate.
 func TestDrawRate(t *testing.T) {
 	t.Parallel()
 	rng := rand.New(rand.NewPCG(1, 1))

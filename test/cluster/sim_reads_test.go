@@ -21,8 +21,8 @@ import (
 	"codeq/test/queuetest"
 )
 
-// stand makes a node stand for election at once, while others have a leader. Who hands the
-// leadership over asks for it by a message that may be late.
+// stand makes a node start an election at once, although the others have a leader. A leader that
+// transfers its leadership asks for this by a message, and the message may be late.
 func (n *simNode) stand(shard int) {
 	if q, _ := n.queue(); q != nil && inspect.Of(q).Node().Cluster() != "" {
 		inspect.Of(q).Group(shard).Receive(raft.RPC{
@@ -32,12 +32,12 @@ func (n *simNode) stand(shard int) {
 	}
 }
 
-// TestDeposedLeaderAnswersNoReads: an answer to a heartbeat reaches a leader after its sender has
-// elected another one, which has completed a task and stored others. It says nothing of reads that
-// have begun since.
+// TestDeposedLeaderAnswersNoReads: an answer to a heartbeat reaches a leader late: its sender has
+// elected another leader, which has completed a task and stored others. The answer does not confirm
+// later reads.
 func TestDeposedLeaderAnswersNoReads(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
-		time.Sleep(2 * time.Minute) // the leader is at home
+		time.Sleep(2 * time.Minute) // until the leader is the home node
 		c.rest()
 		old, _ := c.lead()
 		var others []*simNode
@@ -51,7 +51,7 @@ func TestDeposedLeaderAnswersNoReads(t *testing.T) {
 		lease := queuetest.ClaimNow(t, simQueue(heir), "a")
 		queuetest.CountsOf(t, simQueue(voter), "a") // there is a connection
 		c.net.SetCut(voter.name, old.name, true)
-		time.Sleep(100 * time.Millisecond) // the voter has answered a heartbeat
+		time.Sleep(100 * time.Millisecond) // until the voter has answered a heartbeat
 		c.net.SetCut(old.name, voter.name, true)
 		c.net.SetCut(heir.name, old.name, true)
 		heir.stand(0)
@@ -90,7 +90,7 @@ func TestDeposedLeaderAnswersNoReads(t *testing.T) {
 	})
 }
 
-// confirming counts how often an owner has made sure that it decides.
+// confirming counts the confirmations of leadership that an owner got.
 type confirming struct {
 	inspect.Committer
 	count *atomic.Int32
@@ -101,7 +101,7 @@ func (c confirming) Confirm() error {
 	return c.Committer.Confirm()
 }
 
-// TestEmptyIsConfirmed: a claim finds nothing only if every shard has made sure of it.
+// TestEmptyIsConfirmed: a claim returns no task only after every shard has confirmed that.
 func TestEmptyIsConfirmed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const shards = 3
@@ -124,7 +124,7 @@ func TestEmptyIsConfirmed(t *testing.T) {
 	})
 }
 
-// read looks at tasks of the queue that all clients share.
+// read reads tasks of the queue that all clients share.
 func (c *simClient) read() {
 	switch c.rng.IntN(3) {
 	case 0:
@@ -140,7 +140,7 @@ func (c *simClient) read() {
 		case !ok || call.Outcome != simtest.Done:
 		case id != codeq.ID{}:
 			c.h.Saw(call, serial, shownAs(info))
-		case info != nil: // otherwise it says nothing of the payload, which may be stored
+		case info != nil: // without info, the payload may be stored or not
 			c.h.Fail("Get of the zero ID: %+v", info)
 		}
 	case 1:
@@ -167,7 +167,7 @@ func (c *simClient) read() {
 	}
 }
 
-// shownAs is what a history needs of a task that a read has shown; nil: of none.
+// shownAs returns the fields of a read task that a history needs; nil without a task.
 func shownAs(info *codeq.TaskInfo) *simtest.Task[codeq.ID] {
 	if info == nil {
 		return nil
@@ -175,7 +175,7 @@ func shownAs(info *codeq.TaskInfo) *simtest.Task[codeq.ID] {
 	return &simtest.Task[codeq.ID]{ID: info.ID, Serial: queuetest.SerialOf(info.Payload), State: info.State, Attempts: info.Attempts}
 }
 
-// shownOf is shownAs of the tasks of the queue that all clients share.
+// shownOf is shownAs for the tasks of the queue that all clients share.
 func shownOf(tasks map[codeq.ID]*codeq.TaskInfo) (shown []simtest.Task[codeq.ID]) {
 	for _, info := range tasks {
 		if info.Queue == "a" {
@@ -185,7 +185,7 @@ func shownOf(tasks map[codeq.ID]*codeq.TaskInfo) (shown []simtest.Task[codeq.ID]
 	return shown
 }
 
-// shownLease is what a history needs of a lease.
+// shownLease returns the fields of a lease that a history needs.
 func shownLease(l *codeq.Lease) simtest.Lease[codeq.ID] {
 	return simtest.Lease[codeq.ID]{ID: l.ID, Serial: queuetest.SerialOf(l.Payload), Token: l.Receipt.Token, Attempt: l.Attempt, Deadline: l.Deadline}
 }
@@ -200,19 +200,18 @@ func collectAll(list iter.Seq2[*codeq.TaskInfo, error]) (tasks []*codeq.TaskInfo
 	return tasks, nil
 }
 
-// simProbe has a queue of its own with at most one task, so that it knows what every read must
-// show, whichever node it asks.
+// simProbe has its own queue with at most one task: it knows the right answer of every read on any
+// node.
 type simProbe struct {
 	*simClient
 	queue    string
 	id       codeq.ID
-	state    codeq.State // 0: there is no task
+	state    codeq.State // 0: no task
 	attempts int
 	receipt  codeq.Receipt
 }
 
-// probeLease is longer than a schedule, and ends soon after it: a shard with leases is never at
-// rest.
+// probeLease is a bit longer than a schedule: a shard with leases is never at rest.
 const probeLease = 90 * time.Second
 
 // probe works and reads in one queue after the other, until the schedule is over.
@@ -230,17 +229,18 @@ func (c *simClient) probe() {
 	}
 }
 
-// do calls any node. It is false if it is unknown what has come of it, or nothing has.
+// do calls any node. ok is false if the call had no effect, or if its outcome is unknown; never
+// means no effect.
 func (p *simProbe) do(verb simtest.Verb, f func(ctx context.Context, q *codeq.Queue) error) (ok, never bool) {
 	call, called := p.call(verb, func(ctx context.Context, q *codeq.Queue, _ *simtest.Call) error { return f(ctx, q) })
 	return called && call.Outcome == simtest.Done, !called || call.Outcome == simtest.Never
 }
 
-// promptly is sooner than a claim is tried again. The first try of one that took longer may come
-// late, as may one whose caller has given up.
+// promptly is shorter than the interval between two tries of a claim. If a claim took longer, its
+// first try may still arrive late; so may a try of a canceled claim.
 const promptly = 50 * time.Millisecond
 
-// step changes the task. It is false if it is unknown whether it has.
+// step changes the task. It returns false if the outcome is unknown.
 func (p *simProbe) step() (known bool) {
 	switch p.state {
 	case 0:
@@ -264,7 +264,7 @@ func (p *simProbe) step() (known bool) {
 			p.state, p.attempts, p.receipt = codeq.Leased, p.attempts+1, l.Receipt
 			return time.Since(begun) < promptly
 		}
-		if empty { // or a try before has leased it, whose answer was lost
+		if empty { // or an earlier try leased it, and its answer was lost
 			p.get(func(info *codeq.TaskInfo) bool { return info != nil && info.State == codeq.Leased }, "after ErrEmpty")
 		}
 		return false
@@ -291,7 +291,7 @@ func (p *simProbe) step() (known bool) {
 	}
 }
 
-// compare lets clients work on one node and read on another, until end is called.
+// compare starts clients that work on one node and read on another, until end is called.
 func (s *schedule) compare(works, reads *simNode) (end func()) {
 	const clients = 4
 	var over atomic.Bool
@@ -321,8 +321,7 @@ func (p *simProbe) fails(format string, args ...any) {
 	p.h.Fail("%s: %s, attempts %d: %s", p.queue, p.state, p.attempts, fmt.Sprintf(format, args...))
 }
 
-// read makes sure that a read shows what there is. It is false if it is unknown whether it has
-// changed the task.
+// read checks that a read shows the task. It returns false if it may have changed the task.
 func (p *simProbe) read() (known bool) {
 	switch p.rng.IntN(5) {
 	case 0:

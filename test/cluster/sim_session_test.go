@@ -17,11 +17,12 @@ import (
 	"codeq/test/queuetest"
 )
 
-// Messages of a produce that come late: after the life of their node, or after its removal.
+// In these tests, messages of a produce come late: after the life of their node, or after its
+// removal.
 
-// lateProduce lets a node produce two tasks. A copy of the message with the second one is still on
-// its way to the leader when another leader has stored it. deliver lets the old leader lead again,
-// and get the copy.
+// lateProduce produces two tasks on a node. A copy of the message with the second task is still on
+// its way to the leader when another leader has stored the task. deliver makes the old leader lead
+// again, and delivers the copy.
 func (c *simCluster) lateProduce(t *testing.T) (caller, leader *simNode, deliver func()) {
 	old, caller := c.lead()
 	queuetest.Produce(t, simQueue(caller), codeq.Task{Queue: "a"}) // there is a connection
@@ -45,9 +46,9 @@ func (c *simCluster) lateProduce(t *testing.T) (caller, leader *simNode, deliver
 	}
 }
 
-// lateMessages lets a node produce while the leader of a shard does not hear it. When another one
-// leads, and has stored that, the node is killed and opened again. The old leader hears it when it
-// leads again: the messages of two lives.
+// lateMessages produces on a node while its messages do not reach the leader of a shard. When
+// another node leads and has stored the tasks, the producing node is killed and opened again. The
+// old leader gets the messages of both lives when it leads again.
 func (s *schedule) lateMessages(caller, old, next *simNode, shard int) {
 	defer s.net.SetCut(caller.name, old.name, false)
 	lead := func(n *simNode) bool {
@@ -59,11 +60,11 @@ func (s *schedule) lateMessages(caller, old, next *simNode, shard int) {
 		defer cancel()
 		return q.TransferLeadership(ctx, shard, n.name) == nil
 	}
-	const pause = 100 * time.Millisecond // in which messages are on their way, and some are stored
+	const pause = 100 * time.Millisecond // messages travel, and some are stored
 	end := s.rush(caller)
 	time.Sleep(pause)
 	led := lead(next)
-	if end(); !led || !caller.crash(100) { // what the old leader did not hear is stored by then
+	if end(); !led || !caller.crash(100) { // the tasks that the old leader missed are stored by then
 		return
 	}
 	caller.raise()
@@ -78,13 +79,13 @@ func (s *schedule) lateMessages(caller, old, next *simNode, shard int) {
 	time.Sleep(pause)
 }
 
-// requireReady makes sure of how many tasks are stored.
+// requireReady checks the number of stored tasks.
 func (c *simCluster) requireReady(t *testing.T, n uint64) {
 	leader, _ := c.lead()
 	require.Equal(t, codeq.Counts{Ready: n}, queuetest.CountsOf(t, simQueue(leader), "a"))
 }
 
-// drop is the end of a node that was removed.
+// drop ends a removed node.
 func (c *simCluster) drop(old *simNode) {
 	c.mu.Lock()
 	c.nodes = slices.DeleteFunc(c.nodes, func(n *simNode) bool { return n == old })
@@ -92,8 +93,8 @@ func (c *simCluster) drop(old *simNode) {
 	old.stop()
 }
 
-// TestProduceOfEarlierLife: a message of a produce that comes after its node was opened again, and
-// has produced, is refused.
+// TestProduceOfEarlierLife: a node is opened again and produces. After that, a late message with a
+// produce of its earlier life is refused.
 func TestProduceOfEarlierLife(t *testing.T) {
 	for _, end := range []string{"closed", "killed"} {
 		t.Run(end, func(t *testing.T) {
@@ -113,9 +114,9 @@ func TestProduceOfEarlierLife(t *testing.T) {
 	}
 }
 
-// TestProduceOfRemovedNode: a node that was removed, and does not know, is told so, and a message
-// of its own that comes late is refused. When a node of its name is added again, its produces are
-// stored, once each.
+// TestProduceOfRemovedNode: a removed node that does not know of its removal learns it from the
+// answer to a produce, and its late messages are refused. When a node with its name is added again,
+// its produces are stored, once each.
 func TestProduceOfRemovedNode(t *testing.T) {
 	for _, added := range []bool{false, true} {
 		t.Run(fmt.Sprint("added again ", added), func(t *testing.T) {
@@ -137,7 +138,7 @@ func TestProduceOfRemovedNode(t *testing.T) {
 				caller.machine.Wipe()
 				caller.join = true
 				all := c.nodes
-				c.nodes = []*simNode{leader} // whom it asks
+				c.nodes = []*simNode{leader} // the only node that it asks
 				caller.start()
 				c.nodes = all
 				queuetest.Produce(t, simQueue(caller), codeq.Task{Queue: "a"})
@@ -150,7 +151,7 @@ func TestProduceOfRemovedNode(t *testing.T) {
 }
 
 // TestProduceAmidRemoval: a produce is stored, its answer is lost, and the node is removed before
-// it asks again: the outcome is unknown.
+// it tries again: the outcome is unknown.
 func TestProduceAmidRemoval(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		leader, caller := c.lead()
@@ -172,7 +173,7 @@ func TestProduceAmidRemoval(t *testing.T) {
 }
 
 // TestProduceAmidFullDisk: a produce is stored, its answer is lost, and the leader's disk is full
-// when it asks again: the outcome is unknown until there is room.
+// at the next try: the outcome is unknown until there is room.
 func TestProduceAmidFullDisk(t *testing.T) {
 	for _, room := range []bool{false, true} {
 		t.Run(fmt.Sprint("room later ", room), func(t *testing.T) {
@@ -207,8 +208,8 @@ func TestProduceAmidFullDisk(t *testing.T) {
 	}
 }
 
-// TestLivesOfNodes: the removal of a node that comes late, when the node is a member again, ends no
-// session. A node whose life has a number behind that of an earlier one begins another life.
+// TestLivesOfNodes: a late removal, after the node is a member again, ends no session. A node that
+// has a smaller life number than before begins another life.
 func TestLivesOfNodes(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		leader, other := c.lead()

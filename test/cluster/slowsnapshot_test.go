@@ -26,8 +26,8 @@ import (
 	"codeq/test/queuetest"
 )
 
-// A node is behind by more than the log holds, and while it gets the files of the store, more is
-// produced than the log holds without them.
+// A node lacks more entries than the log holds. While it receives the files of the store, producers
+// add more than the log holds when no files are sent.
 const (
 	snapshotLink  = 128 << 10 // bytes per second
 	snapshotState = 4 << 20
@@ -37,20 +37,21 @@ const (
 	snapshotTime  = snapshotState / snapshotLink * time.Second
 )
 
-// slowSnapshot is a cluster of which one node lacks more than the log holds, behind a slow link.
+// slowSnapshot is a cluster with a victim: this node lacks more than the log holds, and has a slow
+// link.
 type slowSnapshot struct {
 	*simCluster
 	leader, victim *simNode
 	lacks          int64        // bytes
-	sent           int64        // to the victim by the leader, before
+	sent           int64        // by the leader to the victim, before the test began
 	last           *store.Store // of the victim
-	installs       int          // how often that has been replaced
+	installs       int          // how often last was replaced
 	begun          time.Time
 }
 
 func slowSnapshotCase(t *testing.T, state int64, story func(t *testing.T, s *slowSnapshot)) {
 	simCase(t, *inspect.With(&codeq.Options{}, inspect.Private{SnapshotBytes: snapshotEvery}), func(t *testing.T, c *simCluster) {
-		time.Sleep(2 * time.Minute) // the leader is at home
+		time.Sleep(2 * time.Minute) // until the leader is the home node
 		s := &slowSnapshot{simCluster: c}
 		s.leader, s.victim = c.lead()
 		s.last = queuetest.StoreOf(simQueue(s.victim), 0)
@@ -58,7 +59,7 @@ func slowSnapshotCase(t *testing.T, state int64, story func(t *testing.T, s *slo
 		for s.lacks < state {
 			s.produce(16, 16<<10)
 		}
-		for range 600 { // snapshots leave 256 entries whatever their size
+		for range 600 { // snapshots leave 256 entries of any size
 			s.produce(1, snapshotTask)
 		}
 		c.net.Heal(true)
@@ -89,7 +90,7 @@ func (s *slowSnapshot) produce(tasks, bytes int) {
 	s.lacks += int64(tasks * bytes)
 }
 
-// work produces for some time, or until a condition holds.
+// work produces for some time, or until the condition holds.
 func (s *slowSnapshot) work(d time.Duration, until func() bool) {
 	for end := time.Now().Add(d); time.Now().Before(end) && !until(); time.Sleep(snapshotPause) {
 		s.produce(1, snapshotTask)
@@ -97,10 +98,10 @@ func (s *slowSnapshot) work(d time.Duration, until func() bool) {
 	}
 }
 
-// bytes is how many bytes the leader has sent.
+// bytes returns how many bytes the leader has sent.
 func (s *slowSnapshot) bytes() int64 { return s.net.Sent(s.leader.name, s.victim.name) - s.sent }
 
-// hasGot returns a condition: the leader has sent so many bytes more.
+// hasGot returns a condition: the leader has sent that many more bytes.
 func (s *slowSnapshot) hasGot(bytes int64) func() bool {
 	at := s.bytes()
 	return func() bool { return s.bytes() >= at+bytes }
@@ -108,7 +109,7 @@ func (s *slowSnapshot) hasGot(bytes int64) func() bool {
 
 func never() bool { return false }
 
-// caughtUp reports whether the victim is as far as a node is that gets what is produced.
+// caughtUp reports whether the victim is as far as a node that follows the log.
 func (s *slowSnapshot) caughtUp() bool {
 	return inspect.Of(simQueue(s.victim)).Group(0).Applied()+8 >= inspect.Of(simQueue(s.leader)).Group(0).Applied()
 }
@@ -121,7 +122,7 @@ func (s *slowSnapshot) look() {
 	}
 }
 
-// remains is what a node has of snapshots that are under way.
+// remains returns the files of unfinished snapshots on a node.
 func (s *slowSnapshot) remains(n *simNode) []string {
 	dir := manifest.MetaDir(n.machine.Disk(), "queue", 0)
 	names, err := n.machine.Disk().List(dir)
@@ -129,9 +130,9 @@ func (s *slowSnapshot) remains(n *simNode) []string {
 	return slices.DeleteFunc(names, func(name string) bool { return !strings.Contains(path.Base(name), "ing-") })
 }
 
-// TestSnapshotOverSlowLink: a node gets the files of the store once, over a link on which they take
-// longer than the log lasts without them, and goes on with the log. It hears from its leader
-// meanwhile, and a Run on it keeps its lease.
+// TestSnapshotOverSlowLink: a node receives the files of the store once, over a slow link: the
+// transfer takes longer than an unheld log would last. Then the node goes on with the log. During
+// the transfer it has contact with its leader, and a Run on it keeps its lease.
 func TestSnapshotOverSlowLink(t *testing.T) {
 	slowSnapshotCase(t, snapshotState, func(t *testing.T, s *slowSnapshot) {
 		begun := s.lacks
@@ -147,7 +148,7 @@ func TestSnapshotOverSlowLink(t *testing.T) {
 	})
 }
 
-// newestOf is the newest snapshot of a node.
+// newestOf returns the newest snapshot of a node.
 func (s *slowSnapshot) newestOf(n *simNode) *raft.SnapshotMeta {
 	list, err := inspect.Of(simQueue(n)).Group(0).Snapshots()
 	require.NoError(s.t, err)
@@ -155,14 +156,14 @@ func (s *slowSnapshot) newestOf(n *simNode) *raft.SnapshotMeta {
 	return list[0]
 }
 
-// TestSnapshotOfEarlierMembers: a node that gets the files of a snapshot has the members that were
-// in force at its index, although they have changed since, and comes to the new ones by the log.
+// TestSnapshotOfEarlierMembers: a node receives the files of a snapshot, and first has the members
+// at the index of the snapshot. It learns the later members from the log.
 func TestSnapshotOfEarlierMembers(t *testing.T) {
 	t.Parallel()
 	slowSnapshotCase(t, snapshotState/4, func(t *testing.T, s *slowSnapshot) {
 		s.net.Isolate(s.victim.name, s.names())
 		taken := s.newestOf(s.leader)
-		for taken.Index == s.newestOf(s.leader).Index { // or else the transfer begins with another one
+		for taken.Index == s.newestOf(s.leader).Index { // else the transfer begins with another snapshot
 			s.produce(1, snapshotTask)
 			time.Sleep(snapshotPause)
 		}
@@ -186,7 +187,7 @@ func TestSnapshotOfEarlierMembers(t *testing.T) {
 	})
 }
 
-// TestSnapshotGoesOn: a transfer whose connection breaks goes on where it was.
+// TestSnapshotGoesOn: after its connection breaks, a transfer goes on at the same place.
 func TestSnapshotGoesOn(t *testing.T) {
 	slowSnapshotCase(t, snapshotState/2, func(t *testing.T, s *slowSnapshot) {
 		for range 2 {
@@ -202,7 +203,7 @@ func TestSnapshotGoesOn(t *testing.T) {
 	})
 }
 
-// TestVoteBesideSnapshot: a node votes while files come to it.
+// TestVoteBesideSnapshot: a node votes while it receives files.
 func TestVoteBesideSnapshot(t *testing.T) {
 	slowSnapshotCase(t, snapshotState/4, func(t *testing.T, s *slowSnapshot) {
 		s.work(snapshotTime, s.hasGot(snapshotState/16))
@@ -219,8 +220,8 @@ func TestVoteBesideSnapshot(t *testing.T) {
 	})
 }
 
-// TestSnapshotGivenUp: what has been sent, and received, is removed some time after a node has
-// gone, and the log does not wait for it.
+// TestSnapshotGivenUp: a node ends during a transfer. Some time later, both sides remove the files,
+// and the log does not wait for the node.
 func TestSnapshotGivenUp(t *testing.T) {
 	slowSnapshotCase(t, snapshotState/4, func(t *testing.T, s *slowSnapshot) {
 		s.work(snapshotTime, s.hasGot(snapshotState/16))
@@ -247,7 +248,7 @@ func TestRefusedSnapshotIsGivenUp(t *testing.T) {
 		g := inspect.Of(simQueue(s.leader)).Group(0)
 		before, err := g.FirstIndex()
 		require.NoError(t, err)
-		s.produce(40, 8<<10) // half of what the log may hold beside the files
+		s.produce(40, 8<<10) // half of the log's limit besides the files
 		for range 40 {
 			s.produce(1, 1)
 		}
@@ -259,8 +260,8 @@ func TestRefusedSnapshotIsGivenUp(t *testing.T) {
 	})
 }
 
-// breaking is a listener whose connections of files break when the first piece has been sent, and
-// most of it has come.
+// breaking is a listener. Its connections for files break when the sender has sent the first piece,
+// and most of it has come.
 type breaking struct {
 	net.Listener
 	files atomic.Int64 // connections
@@ -269,7 +270,7 @@ type breaking struct {
 type breakingConn struct {
 	net.Conn
 	of   *breaking
-	head []byte // what has come first: the header
+	head []byte // the first bytes: the header
 	got  int
 	sent bool // files
 }
@@ -283,7 +284,7 @@ func (b *breaking) Accept() (net.Conn, error) {
 }
 
 func (c *breakingConn) Read(b []byte) (int, error) {
-	const lives, files, some = 12, 4, 240 << 10 // where the number of lives is, and a use
+	const lives, files, some = 12, 4, 240 << 10 // the offsets of the number of lives and of a use
 	n, err := c.Conn.Read(b)
 	if len(c.head) < 1<<10 {
 		c.head = append(c.head, b[:n]...)
@@ -295,14 +296,14 @@ func (c *breakingConn) Read(b []byte) (int, error) {
 		}
 	}
 	if c.got += n; c.sent && c.got > some {
-		time.Sleep(20 * time.Millisecond) // the sender has sent the rest
+		time.Sleep(20 * time.Millisecond) // until the sender has sent the rest
 		_ = c.Conn.Close()
 		return 0, io.ErrUnexpectedEOF
 	}
 	return n, err
 }
 
-// TestSnapshotThatGetsNowhere: files that never get further than before are sent ever more rarely.
+// TestSnapshotThatGetsNowhere: a transfer that makes no progress is tried more and more rarely.
 func TestSnapshotThatGetsNowhere(t *testing.T) {
 	slowSnapshotCase(t, snapshotState/4, func(t *testing.T, s *slowSnapshot) {
 		s.limit(0)
@@ -326,8 +327,8 @@ func TestSnapshotThatGetsNowhere(t *testing.T) {
 	})
 }
 
-// TestLogHeldIsBounded: if a link is slower than the log, the log does not grow beyond the size of
-// the files.
+// TestLogHeldIsBounded: if a link is slower than the growth of the log, the log does not grow
+// beyond the size of the files.
 func TestLogHeldIsBounded(t *testing.T) {
 	slowSnapshotCase(t, snapshotState/4, func(t *testing.T, s *slowSnapshot) {
 		const large = 4 << 10
@@ -342,7 +343,7 @@ func TestLogHeldIsBounded(t *testing.T) {
 	})
 }
 
-// TestFullDiskRefusesSnapshot: files for which there is no room are refused before they come.
+// TestFullDiskRefusesSnapshot: a node without room for the files refuses them before they come.
 func TestFullDiskRefusesSnapshot(t *testing.T) {
 	slowSnapshotCase(t, snapshotState/4, func(t *testing.T, s *slowSnapshot) {
 		s.victim.fill(optionsOf(simQueue(s.victim)).MinFreeBytes/4 + snapshotState/8)
@@ -355,8 +356,8 @@ func TestFullDiskRefusesSnapshot(t *testing.T) {
 	})
 }
 
-// TestFullDiskEndsSnapshot: files that are coming, or of which some have come, are given up when
-// there is no room for the rest any more, and come when there is.
+// TestFullDiskEndsSnapshot: a transfer ends when there is no more room for its remaining files,
+// even if some files are complete. It succeeds when there is room.
 func TestFullDiskEndsSnapshot(t *testing.T) {
 	t.Parallel()
 	for _, broken := range []bool{false, true} {
@@ -366,7 +367,7 @@ func TestFullDiskEndsSnapshot(t *testing.T) {
 				require.Len(t, s.remains(s.victim), 1)
 				if broken {
 					s.net.Isolate(s.victim.name, s.names())
-					time.Sleep(20 * time.Second) // longer than a piece may take
+					time.Sleep(20 * time.Second) // longer than the time limit of a piece
 					require.Len(t, s.remains(s.victim), 1)
 				}
 				s.victim.fill(optionsOf(simQueue(s.victim)).MinFreeBytes/4 + snapshotState/8)
@@ -384,7 +385,7 @@ func TestFullDiskEndsSnapshot(t *testing.T) {
 	}
 }
 
-// TestCloseDuringSnapshot: either node can be closed while files are on their way.
+// TestCloseDuringSnapshot: the sender and the receiver can be closed during a transfer.
 func TestCloseDuringSnapshot(t *testing.T) {
 	slowSnapshotCase(t, snapshotState/4, func(t *testing.T, s *slowSnapshot) {
 		for _, n := range []*simNode{s.victim, s.leader} {

@@ -396,7 +396,7 @@ func (m *crowd) await(t *rapid.T) {
 	synctest.Wait()
 	if m.seen[c.id] == nil {
 		c.cancel()
-		if err := <-c.done; err != nil { // else the disk still has its end
+		if err := <-c.done; err != nil { // no error: the queue remembers its end
 			require.ErrorIs(t, err, codeq.ErrNotFound)
 		}
 		return

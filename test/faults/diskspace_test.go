@@ -347,8 +347,7 @@ func TestDiskFullLeases(t *testing.T) {
 	}
 }
 
-// TestDiskFullForgets: on a full disk, ended tasks are removed after their retention, and dead
-// tasks can be purged.
+// TestDiskFullForgets: on a full disk, ended tasks are still removed after their retention.
 func TestDiskFullForgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
