@@ -22,7 +22,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// readNode is what a node shows of its tasks, and the first error.
+// readNode returns a node's view of its tasks, and the first error.
 func readNode(q *codeq.Queue) (seen []string, err error) {
 	ctx := context.Background()
 	for state := codeq.Ready; state <= codeq.Canceled; state++ {
@@ -37,8 +37,8 @@ func readNode(q *codeq.Queue) (seen []string, err error) {
 	return seen, err
 }
 
-// TestCorruptionOfANode flips single bits in what a node of a cluster has on its
-// disk: it does not open and says why, or has all that it had.
+// TestCorruptionOfANode flips single bits in the files of a cluster node. The node refuses to open
+// and returns the reason, or it has all its tasks.
 func TestCorruptionOfANode(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -46,7 +46,7 @@ func TestCorruptionOfANode(t *testing.T) {
 	q, err := queuetest.OneNode(disk, votes)
 	require.NoError(t, err)
 	ctx := context.Background()
-	require.Eventually(t, func() bool { // what a founder stores before that makes many small files
+	require.Eventually(t, func() bool { // earlier writes of a founder make many small files
 		m, err := manifest.Read(disk, "queue")
 		return err == nil && len(m.Founders) == 0 && inspect.Of(q).Leads(0) && inspect.Of(q).Leads(1)
 	}, 20*time.Second, time.Millisecond)

@@ -27,11 +27,11 @@ var (
 	corruptAll = flag.Bool("corrupt.all", false, "TestCorruption flips every bit of every file")
 )
 
-// corruptible is an image of a disk with a varied queue, whose bits are flipped.
+// corruptible is an image of a disk with a varied queue. The test flips its bits.
 type corruptible struct {
 	*testkit.Image
 	t    *testing.T
-	want string // what readAll shows
+	want string // the result of readAll
 }
 
 func newCorruptible(t *testing.T, disk *crashfs.Disk) *corruptible {
@@ -45,8 +45,8 @@ func newCorruptible(t *testing.T, disk *crashfs.Disk) *corruptible {
 	return c
 }
 
-// try opens the image with a flipped bit and reads everything. It returns
-// whether the bit was noticed.
+// try opens the image with a flipped bit and reads everything. It returns whether the queue
+// detected the bit.
 func (c *corruptible) try(name string, bit int) bool {
 	t, what := c.t, fmt.Sprintf("%s, bit %d of %d", name, bit, 8*len(c.Content[name]))
 	disk := c.Flip(t, name, bit)
@@ -75,7 +75,7 @@ func (c *corruptible) try(name string, bit int) bool {
 	return true
 }
 
-// otherLines is the lines in which two texts differ, up to the third.
+// otherLines returns the first three lines that differ between two texts.
 func otherLines(want, got string) (other []string) {
 	a, b := strings.Split(want, "\n"), strings.Split(got, "\n")
 	for i := range max(len(a), len(b)) {
@@ -97,7 +97,7 @@ func ignoreFailed(err, before error) error {
 	return err
 }
 
-// kindOf is what kind of a file one is, by its name.
+// kindOf returns the kind of a file by its name.
 func kindOf(name string) string {
 	base := strings.TrimRight(path.Base(name), "0123456789")
 	if ext := path.Ext(name); ext != "" && !strings.HasPrefix(base, "marker") {
@@ -106,8 +106,8 @@ func kindOf(name string) string {
 	return base
 }
 
-// TestCorruption flips single bits in the files of a closed queue, and of one
-// whose process was killed: each is reported with its file, or does no harm.
+// TestCorruption flips single bits in the files of a queue, after a close and after a kill of its
+// process. Each flipped bit is reported with its file, or does no harm.
 func TestCorruption(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	testkit.AbandonsStores(t)
@@ -125,7 +125,7 @@ func TestCorruption(t *testing.T) {
 			tried, noticed := make(map[string]int), make(map[string]int)
 			try := func(name string, bit int) {
 				if image.name == "killed" && path.Ext(name) == ".log" {
-					return // a power loss, too, leaves logs with parts that cannot be read
+					return // a power loss also leaves unreadable parts in logs
 				}
 				tried[kindOf(name)]++
 				if c.try(name, bit) {
@@ -162,7 +162,7 @@ func TestCorruption(t *testing.T) {
 	}
 }
 
-// TestCorruptionOfOptions: a flipped bit in OPTIONS makes Pebble take the next line for the
+// TestCorruptionOfOptions: a flipped bit in OPTIONS makes Pebble read the next line as the
 // directory of the log.
 func TestCorruptionOfOptions(t *testing.T) {
 	t.Parallel()

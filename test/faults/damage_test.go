@@ -18,7 +18,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// panickyFS makes who reads a table panic, as Pebble does at some damage.
+// panickyFS panics at each read of a table, as Pebble does at some kinds of damage.
 type panickyFS struct {
 	vfs.FS
 	armed *atomic.Bool
@@ -46,8 +46,7 @@ func (f panickyFile) ReadAt(p []byte, off int64) (int, error) {
 	return f.File.ReadAt(p, off)
 }
 
-// TestDamageThatPanics: damage at which Pebble panics, while a store is opened, is an error of
-// Open.
+// TestDamageThatPanics: if damage makes Pebble panic while a store opens, Open returns an error.
 func TestDamageThatPanics(t *testing.T) {
 	testkit.AbandonsStores(t)
 	for name, open := range map[string]func(vfs.FS) (*codeq.Queue, error){

@@ -13,8 +13,8 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestCrashLastsUntilStored: a crash is over when a process has closed the queue with all that it
-// has taken back stored. A shard that has failed says nothing of that.
+// TestCrashLastsUntilStored: a crash is over when a process has stored all tasks that it took back,
+// and has closed the queue. If a shard has failed, the crash is not over.
 func TestCrashLastsUntilStored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		disk := crashfs.New()

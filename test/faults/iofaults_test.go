@@ -36,15 +36,15 @@ var (
 	iofaultsOne = flag.String("iofaults.one", "", `the only case, such as "disk write once 17"`)
 )
 
-// faultKinds are the file operations that fail, by the names that testkit.HookFS and
-// faultPlan.fs have for them.
+// faultKinds are the file operations that fail, with their names in testkit.HookFS and
+// faultPlan.fs.
 var faultKinds = []string{
 	"write", "sync", "create", "rename", "remove", "close", "open directory",
 	"read", "open", "link", "remove all", "mkdir", "lock", "list", "stat",
 }
 
-// How often an operation fails: once, or from then on, everywhere or in the
-// directory of the first.
+// faultModes tells how often an operation fails: once, from then on everywhere, or from then on in
+// the directory of the first failure.
 var faultModes = []string{"once", "onwards", "there"}
 
 // faultPlan fails the nth operation of a kind.
@@ -56,8 +56,8 @@ type faultPlan struct {
 
 	mu    sync.Mutex     // guards the fields below
 	count map[string]int // operations so far, by kind
-	first string         // directory of the first that failed
-	hit   []string       // what failed
+	first string         // directory of the first failure
+	hit   []string       // the failed files
 }
 
 func (p *faultPlan) before(kind, name string) error {
@@ -87,7 +87,7 @@ func (p *faultPlan) before(kind, name string) error {
 	return fmt.Errorf("%s %s: %w", kind, name, queuetest.ErrBroken)
 }
 
-// shard reports whether the fault concerns no shard but one, and which.
+// shard reports whether the fault concerns exactly one shard, and returns it.
 func (p *faultPlan) shard() (only int, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -123,11 +123,11 @@ func (p *faultPlan) fs(disk vfs.FS) vfs.FS {
 
 const faultShards = 2
 
-// faultTask is what a task may be, by what was acknowledged.
+// faultTask holds the states that a task may have after the acknowledged calls.
 type faultTask struct {
 	shard  int
 	states []string // one of these; "" is none
-	was    []string // all that it ever was
+	was    []string // all its states so far
 	next   *faultTask
 }
 
@@ -149,11 +149,11 @@ type faultRun struct {
 	opts  codeq.Options
 	q     *codeq.Queue
 	tasks map[string]*faultTask // by the beginning of the payload
-	bad   []error               // what must not be
-	erred bool                  // somebody was told of a failure
+	bad   []error               // the violations
+	erred bool                  // a call has returned a failure
 }
 
-// task begins the history of a task that is about to be produced.
+// task begins the history of a new task, before its produce.
 func (r *faultRun) task(shard int) (t codeq.Task, f *faultTask) {
 	name := fmt.Sprint("task ", len(r.tasks))
 	f = &faultTask{shard: shard, states: []string{""}, was: []string{""}}
@@ -162,7 +162,7 @@ func (r *faultRun) task(shard int) (t codeq.Task, f *faultTask) {
 	return codeq.Task{Queue: fmt.Sprint("work", shard), Payload: payload, Retention: codeq.Forever}, f
 }
 
-// told checks what a call on a shard has returned.
+// told checks the error of a call on a shard.
 func (r *faultRun) told(shard int, verb string, err error) error {
 	if err == nil {
 		return nil
@@ -238,7 +238,7 @@ func (r *faultRun) work() {
 			f.become(err, "ready")
 		}
 		leases, err := q.ClaimBatch(ctx, codeq.ClaimRequest{Queues: []string{fmt.Sprint("work", shard)}, Max: 6, NoWait: true})
-		if errors.Is(err, codeq.ErrUncertain) { // of all that are ready
+		if errors.Is(err, codeq.ErrUncertain) { // for all ready tasks
 			for _, f := range r.tasks {
 				if f.shard == shard && slices.Contains(f.states, "ready") {
 					f.become(err, "leased")
@@ -292,7 +292,7 @@ func nameOf(payload []byte) string {
 	return name
 }
 
-// verify opens the queue on the disk as it is, and compares.
+// verify opens the queue on the present disk, and compares its tasks with the history.
 func (r *faultRun) verify() {
 	ctx := context.Background()
 	inspect.Options(&r.opts).FS = r.disk
@@ -390,11 +390,11 @@ func (c faultCase) newRun() *faultRun {
 
 const ioFaultsEnv = "CODEQ_IO_FAULTS"
 
-// TestIOFaults fails each file operation of a scripted workload, or a sample of
-// them: the process survives, nothing hangs, whoever asks is told which shard has failed,
-// the other one goes on, and the queue opened again holds what was acknowledged.
+// TestIOFaults fails each file operation of a scripted workload, or a sample of them. The process
+// survives, no call hangs, calls return which shard has failed, and the other shard goes on. The
+// queue opened again has all acknowledged changes.
 //
-// The faults are in a child process, which says before each case what it is.
+// The faults run in a child process. It prints each case before it begins.
 func TestIOFaults(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -438,7 +438,7 @@ func TestIOFaults(t *testing.T) {
 	require.Equal(t, len(cases), told, "%s", out)
 }
 
-// sampleFaults is some cases of each durability, kind and mode.
+// sampleFaults returns some cases of each durability, kind and mode.
 func sampleFaults(all []faultCase, rng *rand.Rand) []faultCase {
 	const each = 1
 	rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })

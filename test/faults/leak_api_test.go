@@ -10,9 +10,9 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestNothingLeft: nothing runs and nothing is open when Close has returned, whatever
-// was in use; that Close returns no error says so of the iterators and snapshots of Pebble. In
-// the bubbles of other tests a goroutine left behind is a failure by itself.
+// TestNothingLeft: after Close, no goroutine runs and no file is open, whatever was in use. For the
+// iterators and snapshots of Pebble, the proof is that Close returns no error. In other tests, the
+// bubble itself reports a leaked goroutine.
 func TestNothingLeft(t *testing.T) {
 	before := testkit.WatchLeaks()
 	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk, codeq.DurabilityNone} {

@@ -26,14 +26,14 @@ import (
 	"codeq/internal/testkit"
 )
 
-// countingFS counts the handles that are open, by name, and fails the operation
-// of a number, of those on names: not of reads, writes and syncs.
+// countingFS counts the open handles by name, and fails one operation, given by its number. Only
+// operations on names count: not reads, writes and syncs.
 type countingFS struct {
 	vfs.FS
 	mu   sync.Mutex // guards the fields below
 	open map[*countedFile]string
 	ops  int
-	fail int // the number of the operation; 0: none
+	fail int // number of the operation that fails; 0: none
 }
 
 var errCounted = errors.New("this operation fails")
@@ -48,7 +48,7 @@ func (fs *countingFS) op() error {
 	return nil
 }
 
-// reached reports whether the operation that fails has come.
+// reached reports whether the operation that fails was called.
 func (fs *countingFS) reached() bool {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -182,8 +182,8 @@ func (l *countedLock) Close() error {
 	return l.lock.Close()
 }
 
-// TestNothingLeftOfOpen: an Open that fails, whichever operation on a file it is that
-// fails, leaves nothing behind but what the next Open goes on with.
+// TestNothingLeftOfOpen: any file operation of an Open may fail. The failed Open leaves only files
+// that the next Open uses.
 func TestNothingLeftOfOpen(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	for name, makeOptions := range map[string]func(vfs.FS) *codeq.Options{
@@ -216,13 +216,13 @@ func TestNothingLeftOfOpen(t *testing.T) {
 					fs := &countingFS{FS: mem, open: make(map[*countedFile]string), fail: fail}
 					q, err := codeq.Open("q", makeOptions(fs))
 					reached := fs.reached()
-					if err == nil { // what is tried again, or only logged, is no failure of Open
+					if err == nil { // some failures are only logged, or tried again
 						err = q.Close()
 					} else {
 						require.ErrorContains(t, err, errCounted.Error(), "operation %d", fail)
 						failures++
 					}
-					left := slices.DeleteFunc(fs.left(), func(name string) bool { // Pebble leaves the one open that it cannot write
+					left := slices.DeleteFunc(fs.left(), func(name string) bool { // Pebble leaves a file open that it cannot write
 						return err != nil && strings.Contains(name, "MANIFEST-")
 					})
 					require.Empty(t, left, "operation %d: %v", fail, err)

@@ -1,5 +1,5 @@
-// Package faults_test has the tests of disks that fail, fill, lose power or rot under a queue of
-// one process, the model of its callers, and tests of leaks after Close.
+// Package faults_test has the tests of a queue in one process on disks that fail, fill up, lose
+// power or have damaged data, the model of its callers, and tests of leaks after Close.
 package faults_test
 
 import (

@@ -41,8 +41,8 @@ func TestStoreFailure(t *testing.T) {
 	}
 }
 
-// TestStoreFailureAtClose: levels that do not sync the log for each group learn
-// at Close that it cannot be done.
+// TestStoreFailureAtClose: levels that do not sync the log for each group report a failed sync at
+// Close.
 func TestStoreFailureAtClose(t *testing.T) {
 	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityNone} {
 		t.Run(level.String(), func(t *testing.T) {
@@ -60,8 +60,8 @@ func TestStoreFailureAtClose(t *testing.T) {
 	}
 }
 
-// TestStoreFailureAtCreation: a queue that cannot be created completely is not
-// opened, and the next Open completes it.
+// TestStoreFailureAtCreation: Open fails if it cannot create the whole queue, and the next Open
+// completes the queue.
 func TestStoreFailureAtCreation(t *testing.T) {
 	t.Parallel()
 	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk, codeq.DurabilityNone} {
@@ -91,8 +91,8 @@ func TestStoreFailureAtCreation(t *testing.T) {
 	}
 }
 
-// TestStoreFailureWithoutSync: with DurabilityNone the failure shows when a
-// block of the log is full, and the tasks since the last one may be lost.
+// TestStoreFailureWithoutSync: with DurabilityNone, calls see the failure only when a block of the
+// log is full. The tasks since the last full block may be lost.
 func TestStoreFailureWithoutSync(t *testing.T) {
 	disk := crashfs.New()
 	fs, broken := testkit.Breakable(disk, "write", ".log", queuetest.ErrBroken)
@@ -110,8 +110,8 @@ func TestStoreFailureWithoutSync(t *testing.T) {
 	f.RequireStored(disk, false)
 }
 
-// TestStoreFailureAtNewLog: when a shard cannot begin a new log, or end the old
-// one, it fails like any other, and loses nothing that was acknowledged.
+// TestStoreFailureAtNewLog: a shard fails if it cannot begin a new log or end the old one, as with
+// any other failure. It loses no acknowledged change.
 func TestStoreFailureAtNewLog(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {

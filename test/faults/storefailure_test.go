@@ -11,8 +11,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestStoreFailureInBackground: while no table can be written, logs keep what
-// is acknowledged.
+// TestStoreFailureInBackground: while no table can be written, logs keep the acknowledged changes.
 func TestStoreFailureInBackground(t *testing.T) {
 	t.Parallel()
 	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk, codeq.DurabilityNone} {

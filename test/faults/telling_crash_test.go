@@ -21,7 +21,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// album keeps an image of a disk after each commit that leaves children to be told.
+// album keeps an image of a disk after each commit that leaves children without their message.
 type album struct {
 	disk *crashfs.Disk
 
@@ -29,7 +29,7 @@ type album struct {
 	images []*crashfs.Disk
 }
 
-// albumCommitter is that of one shard.
+// albumCommitter is the committer of one shard.
 type albumCommitter struct {
 	inspect.Committer
 	*album
@@ -46,13 +46,13 @@ func (c *albumCommitter) Commit(b *pebble.Batch) error {
 	return err
 }
 
-// TestCrashAmidTelling: whichever of the commits a power loss follows that tell many children
-// how their parent has ended, Verify finds nothing wrong, and each child is told of this end
-// once, also after a repair, or a redrive or purge of the parent. The children wait for
-// another parent as well: one that was told twice would not.
+// TestCrashAmidTelling: several commits send the end of a parent to its many children, and power
+// fails after any of these commits. Verify finds no fault, and each child gets the end once, also
+// after a repair, or a redrive or purge of the parent. The children also wait for another parent: a
+// child that got the end twice would not.
 func TestCrashAmidTelling(t *testing.T) {
 	t.Parallel()
-	const third = 800 // children that take the death of a parent alike
+	const third = 800 // children with the same OnDead
 	ctx := context.Background()
 	ends := map[codeq.State]func(f *queuetest.FlowTest, l *codeq.Lease) error{
 		codeq.Done:     func(f *queuetest.FlowTest, l *codeq.Lease) error { return f.Q.Complete(ctx, l.Receipt, nil) },
@@ -60,7 +60,7 @@ func TestCrashAmidTelling(t *testing.T) {
 		codeq.Canceled: func(f *queuetest.FlowTest, l *codeq.Lease) error { return f.Q.Cancel(ctx, l.ID) },
 	}
 	next := map[string]struct {
-		before func(f *queuetest.FlowTest, disk *crashfs.Disk) // before the image is opened
+		before func(f *queuetest.FlowTest, disk *crashfs.Disk) // runs before the image is opened
 		after  func(f *queuetest.FlowTest, parent codeq.ID)
 		only   codeq.State // of the parent; 0: any
 	}{
@@ -93,7 +93,7 @@ func TestCrashAmidTelling(t *testing.T) {
 			queuetest.InFlow(t, opts, func(f *queuetest.FlowTest) {
 				parent = f.ProduceAt(0, codeq.Task{Queue: "parents"})
 				other = f.ProduceAt(1, codeq.Task{Queue: "others"})
-				f.ProduceAt(0, codeq.Task{Queue: "bystanders"}) // by which the counters are missed that are taken out
+				f.ProduceAt(0, codeq.Task{Queue: "bystanders"}) // shows that the removed counters are missing
 				for i := range 3 * third / 400 {
 					tasks := make([]codeq.Task, 400)
 					for j := range tasks {

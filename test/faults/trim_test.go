@@ -25,9 +25,9 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestSpaceComesBack: what ends of large tasks takes no more of the disk after half a minute,
-// whatever the way in which it ended, also if it is killed or closed before, and opened again; what
-// is alive stays.
+// TestSpaceComesBack: half a minute after large tasks have ended in any way, they use no more disk
+// space. The same holds if the queue was killed or closed before that, and opened again. Live tasks
+// stay.
 func TestSpaceComesBack(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	tasks := testkit.Sized(320, 1024) // 5 MiB
@@ -128,7 +128,7 @@ func TestSpaceComesBack(t *testing.T) {
 
 						synctest.Wait()
 						before := queuetest.StoresOf(t, q)
-						time.Sleep(time.Hour - time.Minute) // what is kept stays
+						time.Sleep(time.Hour - time.Minute) // kept tasks stay
 						after := queuetest.StoresOf(t, q)
 						require.Equal(t, before.Flushes, after.Flushes, "an idle store writes nothing")
 						require.Equal(t, before.Compactions, after.Compactions)
@@ -139,8 +139,8 @@ func TestSpaceComesBack(t *testing.T) {
 	}
 }
 
-// TestDeadTablesAreNotRead: what is drained from a deep lane is dropped while it is drained, and
-// not read again by compactions.
+// TestDeadTablesAreNotRead: during the drain of a deep lane its ended tasks are dropped, and
+// compactions do not read them again.
 func TestDeadTablesAreNotRead(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -171,8 +171,8 @@ func TestDeadTablesAreNotRead(t *testing.T) {
 	})
 }
 
-// TestLivingIsNotWrittenAgain: small tasks that come and go among large ones that stay do not have
-// those written again and again.
+// TestLivingIsNotWrittenAgain: small tasks come and go among large ones that stay. Compactions do
+// not write the large ones again and again.
 func TestLivingIsNotWrittenAgain(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -196,7 +196,7 @@ func TestLivingIsNotWrittenAgain(t *testing.T) {
 				require.NoError(t, err)
 			}
 		}
-		for i := range lanes { // their lanes lie among each other
+		for i := range lanes { // the lanes of both kinds alternate
 			queuetest.Produce(t, q, large(i), small(i))
 		}
 		batches(stay-1, large)
@@ -215,8 +215,8 @@ func TestLivingIsNotWrittenAgain(t *testing.T) {
 	})
 }
 
-// TestSmallDeletionsCompactNothing: deletions of small tasks do not count as if they were of the
-// large ones around.
+// TestSmallDeletionsCompactNothing: deletions of small tasks count with their own size, not with
+// that of the large tasks around them.
 func TestSmallDeletionsCompactNothing(t *testing.T) {
 	t.Parallel()
 	queuetest.Bubble(t, queuetest.ReclaimTest(), func(t *testing.T, q *codeq.Queue) {
@@ -229,7 +229,7 @@ func TestSmallDeletionsCompactNothing(t *testing.T) {
 		st := queuetest.StoreOf(q, 0)
 		require.NoError(t, st.Flush(ctx))
 		lower, upper := keys.Range(keys.Task)
-		require.NoError(t, st.DB().Compact(ctx, lower, upper, false)) // Pebble sees nothing to be merged then
+		require.NoError(t, st.DB().Compact(ctx, lower, upper, false)) // then Pebble sees nothing to merge
 		before := queuetest.StoresOf(t, q)
 		for _, id := range small {
 			require.NoError(t, q.Cancel(ctx, id))
@@ -242,8 +242,8 @@ func TestSmallDeletionsCompactNothing(t *testing.T) {
 	})
 }
 
-// TestLargeAmongSmallGo: large tasks that have gone are given back though many small ones around
-// them stay, or go with them.
+// TestLargeAmongSmallGo: the space of ended large tasks comes back, whether the many small ones
+// around them stay or end with them.
 func TestLargeAmongSmallGo(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -278,9 +278,8 @@ func TestLargeAmongSmallGo(t *testing.T) {
 	}
 }
 
-// TestTrimSparesTheLiving: behind the front of a lane, what is leased stays, and what is given
-// back, woken or moved to a place there after it has been trimmed; nothing comes back that has
-// ended.
+// TestTrimSparesTheLiving: a trim behind the front of a lane keeps leased tasks. It also keeps
+// tasks that are released, woken or moved to a trimmed place. No ended task comes back.
 func TestTrimSparesTheLiving(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -317,7 +316,7 @@ func TestTrimSparesTheLiving(t *testing.T) {
 		require.NoError(t, queuetest.CheckAll(q))
 		require.NoError(t, queuetest.CheckMemory(q))
 
-		// One is given back, one moved, and the children go on, all behind the front.
+		// One task is released, one moved, and the children become ready, all behind the front.
 		var leases []*codeq.Lease
 		for _, l := range held {
 			leases = append(leases, l)
@@ -328,7 +327,7 @@ func TestTrimSparesTheLiving(t *testing.T) {
 		require.NoError(t, q.Complete(ctx, l.Receipt, nil))
 		synctest.Wait()
 		for range 2 {
-			for range 3 { // some of them end, and the lane is trimmed again
+			for range 3 { // some tasks end, and the lane is trimmed again
 				l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true})
 				require.NoError(t, err)
 				require.True(t, all[l.ID])
@@ -357,8 +356,8 @@ func TestTrimSparesTheLiving(t *testing.T) {
 	})
 }
 
-// TestTrimIsNoMisuse: range deletions drop a task's table before its SINGLEDEL has come to it; the
-// store is as good as before.
+// TestTrimIsNoMisuse: a range deletion drops a task's table before the task's SINGLEDEL reaches it.
+// The store stays correct.
 func TestTrimIsNoMisuse(t *testing.T) {
 	opts := queuetest.ReclaimTest()
 	queuetest.Bubble(t, opts, func(t *testing.T, q *codeq.Queue) {
@@ -371,13 +370,13 @@ func TestTrimIsNoMisuse(t *testing.T) {
 		}
 		lower, upper := keys.AppendLane(nil, 1<<20), keys.AppendLane(nil, 1<<20+1)
 		require.NoError(t, db.Flush())
-		require.NoError(t, db.Compact(ctx, lower, upper, false)) // the tasks lie in the last level
+		require.NoError(t, db.Compact(ctx, lower, upper, false)) // the tasks are now in the last level
 		for n := range 64 {
 			var id codeq.ID
 			copy(id[:], key(n)[5:])
 			require.NoError(t, db.SingleDelete(keys.AppendTask(nil, 1<<20, keys.SinceOf(id), id), pebble.NoSync))
 		}
-		require.NoError(t, db.Flush()) // the SINGLEDELs lie above them
+		require.NoError(t, db.Flush()) // the SINGLEDELs are now above them
 		require.NoError(t, db.DeleteRange(lower, upper, pebble.NoSync))
 		require.NoError(t, db.Flush())
 		time.Sleep(time.Second)
@@ -389,8 +388,8 @@ func TestTrimIsNoMisuse(t *testing.T) {
 	})
 }
 
-// TestFullDiskIsReclaimed: a queue that has filled its disk, and is drained, takes tasks again
-// within seconds, whatever the way in which the disk is too small, and that in which the tasks go.
+// TestFullDiskIsReclaimed: a queue has filled its disk and is drained. It accepts tasks again
+// within seconds, for every kind of full disk and every way in which tasks end.
 func TestFullDiskIsReclaimed(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	ctx := context.Background()
@@ -403,8 +402,8 @@ func TestFullDiskIsReclaimed(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*codeq.Options, *testkit.SmallDisk)
 		use    func(t *testing.T, q *codeq.Queue, ids []codeq.ID)
-		room   int64 // bytes that somebody frees when the disk is full
-		nodes  int64 // files that somebody removes then
+		room   int64 // bytes that the test frees when the disk is full
+		nodes  int64 // files that the test removes then
 	}{
 		"completed": {use: complete},
 		"shards":    {use: complete, change: func(o *codeq.Options, _ *testkit.SmallDisk) { o.Shards = 3 }},
@@ -435,11 +434,11 @@ func TestFullDiskIsReclaimed(t *testing.T) {
 		}},
 		"no space": {use: complete, change: really(syscall.ENOSPC), room: room},
 		"quota":    {use: complete, change: really(syscall.EDQUOT), room: room},
-		// A compaction of all tables has each of them twice before it is done.
+		// Until it ends, a compaction of all tables has each of them twice.
 		"files": {nodes: 120, change: func(_ *codeq.Options, d *testkit.SmallDisk) {
 			d.Nodes.Store(120)
 			d.Size.Store(1 << 30)
-		}, use: func(t *testing.T, q *codeq.Queue, _ []codeq.ID) { // not all at once: what goes makes files as well
+		}, use: func(t *testing.T, q *codeq.Queue, _ []codeq.ID) { // not all at once: ended tasks need new files too
 			queuetest.Drain(t, q, "a", func(l *codeq.Lease) error {
 				time.Sleep(time.Millisecond)
 				return q.Complete(ctx, l.Receipt, nil)
@@ -487,8 +486,8 @@ func TestFullDiskIsReclaimed(t *testing.T) {
 	}
 }
 
-// TestTightDiskIsReclaimedAtOnce: on a tight disk the space of what ends comes back long before it
-// does elsewhere.
+// TestTightDiskIsReclaimedAtOnce: on a tight disk, the space of ended tasks comes back much earlier
+// than on other disks.
 func TestTightDiskIsReclaimedAtOnce(t *testing.T) {
 	t.Parallel()
 	const tasks = 1024
@@ -516,7 +515,7 @@ func TestTightDiskIsReclaimedAtOnce(t *testing.T) {
 	}
 }
 
-// TestCloseDuringReclaim: Close ends what the reclaimer does.
+// TestCloseDuringReclaim: Close ends the work of the reclaimer.
 func TestCloseDuringReclaim(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -537,7 +536,7 @@ func TestCloseDuringReclaim(t *testing.T) {
 	}
 }
 
-// TestLinkedBytes: tables that a checkpoint links are not given back when they are dropped.
+// TestLinkedBytes: the space of dropped tables does not come back while a checkpoint links them.
 func TestLinkedBytes(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

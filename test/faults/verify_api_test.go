@@ -36,7 +36,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// writeProtected is a file system of which nothing may be changed, not even a lock be created.
+// writeProtected is a read-only file system; it does not even allow a lock.
 type writeProtected struct{ vfs.FS }
 
 func (w writeProtected) Unwrap() vfs.FS { return w.FS }
@@ -60,8 +60,8 @@ func (writeProtected) Rename(string, string) error         { return fs.ErrPermis
 func (writeProtected) MkdirAll(string, os.FileMode) error  { return fs.ErrPermission }
 func (writeProtected) Lock(name string) (io.Closer, error) { return nil, fs.ErrPermission }
 
-// TestVerifyWithoutPermission: a user who may only read a queue verifies it, closed or killed, and
-// only a repair needs to write.
+// TestVerifyWithoutPermission: a user with only read permission can verify a closed or killed
+// queue. Only a repair needs write permission.
 func TestVerifyWithoutPermission(t *testing.T) {
 	disk := crashfs.New()
 	q := queuetest.VariedQueue(t, disk)
@@ -77,7 +77,7 @@ func TestVerifyWithoutPermission(t *testing.T) {
 	}
 }
 
-// TestVerify: a queue that is sound is found to be, and stays as it is.
+// TestVerify finds no damage in a sound queue, and does not change it.
 func TestVerify(t *testing.T) {
 	disk := crashfs.New()
 	q := queuetest.VariedQueue(t, disk)
@@ -139,9 +139,9 @@ func removeKey(t *testing.T, db *pebble.DB, suits func(keys.UniqueValue) bool) {
 	require.NoError(t, db.Delete(key, nil))
 }
 
-// TestRepair damages what is stored, and repairs it: all tasks that could be read are there and can
-// be worked on, though the repair could not give back all that was stored, or shards go on with
-// each other from what it has written. TestRebuild (internal/fsck) has each kind of damage.
+// TestRepair damages a stored queue, and repairs it. All readable tasks are there and workers can
+// complete them, even if the repair could not restore all data, or if shards exchange messages that
+// it has written. TestRebuild (internal/fsck) has each kind of damage.
 func TestRepair(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -168,7 +168,7 @@ func TestRepair(t *testing.T) {
 			require.NoError(t, err)
 			n, err := keys.ParseNumber(value)
 			require.NoError(t, err)
-			m := keys.Message{Kind: keys.MsgEnded, Parent: keys.ID{1}, Child: keys.ID{2}} // the receiver has taken it
+			m := keys.Message{Kind: keys.MsgEnded, Parent: keys.ID{1}, Child: keys.ID{2}} // the receiver has processed it
 			require.NoError(t, db.Set(keys.AppendOutbound(nil, to, n), m.Append(nil), nil))
 			require.NoError(t, db.Delete(key, nil))
 			return nil
@@ -179,7 +179,7 @@ func TestRepair(t *testing.T) {
 			require.NoError(t, err)
 			_, entries, err := keys.ParseLeases(seq, value)
 			require.NoError(t, err)
-			gone := make(map[codeq.ID]bool) // as they were
+			gone := make(map[codeq.ID]bool) // tasks that the damage changes
 			for _, e := range entries {
 				gone[e.ID] = true
 			}
@@ -211,7 +211,7 @@ func TestRepair(t *testing.T) {
 			require.True(t, r.OK(), "%v", r.Problems)
 			require.Equal(t, "shard-000.damaged-1", r.Shards[0].Kept)
 			require.Empty(t, r.Shards[1].Kept)
-			for name, b := range before { // it is kept as it was
+			for name, b := range before { // the damaged store is kept
 				if rest, ok := strings.CutPrefix(name, "queue/shard-000/"); ok {
 					require.Equal(t, b, simtest.StoreContents(t, disk, "queue/shard-000.damaged-1")["queue/shard-000.damaged-1/"+rest])
 				}
@@ -232,12 +232,12 @@ func TestRepair(t *testing.T) {
 	}
 }
 
-// finishAll works through all tasks of a queue until none is left that has not ended.
+// finishAll works on a queue until all its tasks have ended.
 func finishAll(t *testing.T, disk *crashfs.Disk) {
 	t.Helper()
 	ctx := context.Background()
 	opts := queuetest.VariedOptions(disk)
-	// Leases have expired, what was scheduled is due.
+	// Leases have expired, and scheduled tasks are due.
 	inspect.Options(opts).Wall = func() time.Time { return queuetest.VariedNow.Add(48 * time.Hour) }
 	q, err := codeq.Open("queue", opts)
 	require.NoError(t, err)
@@ -269,8 +269,8 @@ func finishAll(t *testing.T, disk *crashfs.Disk) {
 	require.NoError(t, q.Close())
 }
 
-// TestRepairAroundBlocks damages blocks of a table, and then a bit of its log, too:
-// a repair gives back each task whose record can be read.
+// TestRepairAroundBlocks damages blocks of a table, and then also a bit of the log. A repair
+// restores each task with a readable record.
 func TestRepairAroundBlocks(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -314,7 +314,7 @@ func TestRepairAroundBlocks(t *testing.T) {
 	}{
 		{data: []int{7}},
 		{data: []int{1, 3}},
-		{data: []int{1, 31}}, // the second one has the end of a range, and the beginning of the next
+		{data: []int{1, 31}}, // the second has the end of one range and the start of the next
 		{data: []int{5, 12, 20}},
 		{data: []int{9, 10, 11}},
 		{data: []int{9}, log: true},
@@ -345,8 +345,8 @@ func TestRepairAroundBlocks(t *testing.T) {
 	}
 }
 
-// TestRepairInterrupted cuts the power at operations on files of a repair, with -corrupt.for
-// at each: the queue is what it was, or is repaired.
+// TestRepairInterrupted cuts the power at file operations of a repair; with -corrupt.for at each of
+// them. The queue is unchanged, or it is repaired.
 func TestRepairInterrupted(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -393,10 +393,9 @@ func TestRepairInterrupted(t *testing.T) {
 	})
 }
 
-// TestRepairOfMissingFiles removes files of each kind of a shard, with -long all of them, or cuts
-// it short or to nothing, after the queue was closed and after its process was killed: Open refuses
-// it with ErrCorrupt or has what it had; and Repair succeeds where Verify says so, with a queue
-// that does not contradict itself.
+// TestRepairOfMissingFiles removes or truncates files of each kind of a shard, with -long every
+// file, after a close and after a kill. Open fails with ErrCorrupt, or the queue has all its tasks.
+// Repair succeeds if Verify reports that it can, and the repaired queue does not contradict itself.
 func TestRepairOfMissingFiles(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -435,7 +434,7 @@ func TestRepairOfMissingFiles(t *testing.T) {
 					}
 					r := queuetest.VerifyImage(t, disk, false)
 					repairable := !slices.ContainsFunc(r.Problems, func(p codeq.Problem) bool { return !p.Repairable })
-					if r.OK() { // the end of a log, or what belongs to no store
+					if r.OK() { // the end of a log, or a file that belongs to no store
 						continue
 					}
 					require.True(t, repairable, "%s: %v", what, r.Problems)
@@ -462,8 +461,8 @@ func TestRepairOfMissingFiles(t *testing.T) {
 	})
 }
 
-// TestRepairOfLostKeys: when it is lost who had the idempotency keys, tasks that have not ended
-// hold theirs again, for as long as they would have.
+// TestRepairOfLostKeys: the holders of the idempotency keys are lost. After a repair, tasks that
+// have not ended hold their keys again, for the same time as before.
 func TestRepairOfLostKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		disk, ctx := crashfs.New(), t.Context()
@@ -510,7 +509,7 @@ func TestRepairOfLostKeys(t *testing.T) {
 	})
 }
 
-// cut leaves some bytes of a file; -1: no file.
+// cut truncates a file to left bytes; -1 removes it.
 func cut(t *testing.T, disk *crashfs.Disk, name string, left int64) {
 	t.Helper()
 	f, err := disk.Open(name)

@@ -19,8 +19,8 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestRepairOfFiles flips bits in the files of a queue and repairs it: then all is as it
-// was.
+// TestRepairOfFiles flips bits in the files of a queue and repairs it: the queue then has its
+// earlier contents.
 func TestRepairOfFiles(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -38,7 +38,7 @@ func TestRepairOfFiles(t *testing.T) {
 			what := fmt.Sprintf("%s, bit %d", name, bit)
 			disk := c.Flip(t, name, bit)
 			r := queuetest.VerifyImage(t, disk, false)
-			if r.OK() { // in a table that is no part of the store, or in padding
+			if r.OK() { // the bit is in a table outside of the store, or in padding
 				continue
 			}
 			for _, p := range r.Problems {
@@ -51,7 +51,7 @@ func TestRepairOfFiles(t *testing.T) {
 				mayLose = simtest.UnreadableRecords(t, disk, dir, simtest.StoreRecords(t, c.Disk, dir))
 			}
 			r = queuetest.VerifyImage(t, disk, true)
-			if !r.OK() { // the name of a lane is lost: its tasks have another one, of which their scopes do not tell
+			if !r.OK() { // the name of a lane is lost: its tasks get another one, unknown to their scopes
 				require.Contains(t, fmt.Sprint(r.Problems), "has scope", what)
 				continue
 			}
@@ -66,7 +66,7 @@ func TestRepairOfFiles(t *testing.T) {
 						continue
 					}
 					if was := tasks[id].State; info.State == codeq.Ready && (was == codeq.Leased || was == codeq.Blocked) {
-						continue // the lease is lost, or the task for which it waited
+						continue // the lease is lost, or the task that it waited for
 					}
 					require.Equal(t, tasks[id], info, what)
 				}
