@@ -11,8 +11,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestClusterProcessInfo: each shard is counted by the node that leads it, and by no other, also
-// when the leader has changed.
+// TestClusterProcessInfo: only the leader of a shard counts it, also after a change of the leader.
 func TestClusterProcessInfo(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

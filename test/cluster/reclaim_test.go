@@ -13,7 +13,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestReplicasReclaim: in a cluster every node gets the space back, whoever leads.
+// TestReplicasReclaim: in a cluster, leaders and followers get the space of ended tasks back.
 func TestReplicasReclaim(t *testing.T) {
 	t.Parallel()
 	opts := queuetest.ReclaimTest()
@@ -40,8 +40,8 @@ func TestReplicasReclaim(t *testing.T) {
 	})
 }
 
-// TestFullDiskOfFollowerIsReclaimed: a follower whose disk has become low gets its space back
-// within seconds, and its leader goes on meanwhile.
+// TestFullDiskOfFollowerIsReclaimed: a follower with little free disk space gets its space back
+// within seconds. Its leader works during that time.
 func TestFullDiskOfFollowerIsReclaimed(t *testing.T) {
 	t.Parallel()
 	const low, tasks = 8 << 20, 512

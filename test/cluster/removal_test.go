@@ -17,8 +17,8 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestRemovalBesideDeadNode: a node that the others cannot do without is not removed, whoever asks
-// for it and however; one that is dead is.
+// TestRemovalBesideDeadNode: a node that the others need for a majority is not removed, at any node
+// and by any method. A dead node is removed.
 func TestRemovalBesideDeadNode(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()
@@ -40,10 +40,10 @@ func TestRemovalBesideDeadNode(t *testing.T) {
 			}
 		}
 		require.ErrorIs(t, simQueue(live).RemoveNode(ctx, ""), codeq.ErrInvalid)
-		live.produce(t, 10) // nothing has changed
+		live.produce(t, 10) // no member has changed
 		require.Equal(t, 20, leader.count(t))
 
-		// With another node in its place they can do without it.
+		// With another node in its place, the others no longer need it.
 		joined := c.node(true)
 		host := c.net.Listen(joined.name)
 		host.Close()
@@ -51,7 +51,7 @@ func TestRemovalBesideDeadNode(t *testing.T) {
 		go func() {
 			joining <- simQueue(leader).ReplaceNode(ctx, live.name, codeq.Peer{Node: joined.name, Address: joined.name})
 		}()
-		time.Sleep(time.Second) // it waits for the node
+		time.Sleep(time.Second) // until it waits for the node
 		joined.start()
 		require.NoError(t, <-joining)
 		joined.produce(t, 10)
@@ -68,8 +68,8 @@ func TestRemovalBesideDeadNode(t *testing.T) {
 	})
 }
 
-// TestLeaveBesideDeadNode: a node that is closed with LeaveOnClose stays a member if the others
-// cannot do without it, and Close says so.
+// TestLeaveBesideDeadNode: a node is closed with LeaveOnClose. If the others need it for a
+// majority, it stays a member, and Close returns that.
 func TestLeaveBesideDeadNode(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		leader, leaves := c.lead()
@@ -89,8 +89,8 @@ func TestLeaveBesideDeadNode(t *testing.T) {
 	})
 }
 
-// TestRemovalLooksAtAllShards: a node that one of the shards cannot do without stays a member of
-// all of them: nothing is changed before all shards were asked.
+// TestRemovalLooksAtAllShards: a node that one shard needs for its majority stays a member of all
+// shards: all shards are asked before any change.
 func TestRemovalLooksAtAllShards(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -128,7 +128,7 @@ func TestRemovalLooksAtAllShards(t *testing.T) {
 			require.Equal(t, before, members())
 		}
 		refused(simQueue(by).RemoveNode(ctx, needed.name))
-		// At the address of the other node, the new one comes after its removal.
+		// A new node at the address of the other one comes only after the removal of that one.
 		refused(simQueue(by).ReplaceNode(ctx, needed.name, codeq.Peer{Node: "n9", Address: needed.name}))
 		refused(needed.close())
 		needed.leaves = false
@@ -141,8 +141,8 @@ func TestRemovalLooksAtAllShards(t *testing.T) {
 	})
 }
 
-// TestReplaceAtItsAddress: a node takes the place of another one at the address of that, which is
-// removed first.
+// TestReplaceAtItsAddress: a node replaces another one at the same address. The old node is removed
+// first.
 func TestReplaceAtItsAddress(t *testing.T) {
 	t.Parallel()
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
@@ -175,8 +175,8 @@ func TestReplaceAtItsAddress(t *testing.T) {
 	})
 }
 
-// TestReplacementsAtOnce: two replacements at once, on different nodes, follow each other: there
-// are as many nodes as before, also if both are to replace the same one.
+// TestReplacementsAtOnce: two replacements at the same time, on different nodes, run one after the
+// other. The number of nodes stays the same, also if both replace the same node.
 func TestReplacementsAtOnce(t *testing.T) {
 	t.Parallel()
 	for _, same := range []bool{true, false} {
@@ -208,7 +208,8 @@ func TestReplacementsAtOnce(t *testing.T) {
 				require.True(t, errors.Is(errs[0], codeq.ErrNotMember) != errors.Is(errs[1], codeq.ErrNotMember), "%v", errs)
 			}
 			left := membersOf(by[2], 0)
-			// What a node was doing when it was removed may leave a newcomer without a vote.
+			// A removed node may leave its own change of members unfinished: a new node then has no
+			// vote.
 			voters := slices.DeleteFunc(slices.Clone(left), func(m string) bool { return strings.HasSuffix(m, raft.Nonvoter.String()) })
 			require.Len(t, voters, 3, "%v", errs)
 			for _, n := range c.members() {

@@ -13,8 +13,8 @@ import (
 	"codeq"
 )
 
-// TestRenewalsPassOtherCalls: a lease is extended at once while a large call, and many smaller
-// ones, go to the same node over a slow link.
+// TestRenewalsPassOtherCalls: a lease is extended at once, although a large call and many smaller
+// ones go to the same node over a slow link.
 func TestRenewalsPassOtherCalls(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()

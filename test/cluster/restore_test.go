@@ -19,11 +19,11 @@ import (
 	"codeq/test/queuetest"
 )
 
-// behindCase runs a story with a node that lacks entries of the log that its leader has dropped. It
-// gets none, as its disk is full.
+// behindCase runs a story with a node that lacks log entries that its leader has dropped. The node
+// gets no snapshot, because its disk is full.
 func behindCase(t *testing.T, story func(t *testing.T, c *simCluster, leader, behind *simNode, ended codeq.ID)) {
 	simCase(t, codeq.Options{MinFreeBytes: testkit.MinFree}, func(t *testing.T, c *simCluster) {
-		time.Sleep(2 * time.Minute) // the leader is at home
+		time.Sleep(2 * time.Minute) // until the leader is the home node
 		leader, behind := c.lead()
 		q := simQueue(leader)
 		ended := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
@@ -42,14 +42,14 @@ func behindCase(t *testing.T, story func(t *testing.T, c *simCluster, leader, be
 	})
 }
 
-// TestAwaitOfBehindNode: who awaits a task that has ended, on a node that has yet to apply how, is
-// told when the node has got the leader's state, or is closed.
+// TestAwaitOfBehindNode: an Await of an ended task waits on a node that has not applied the end
+// yet. It returns when the node has received the leader's state, or is closed.
 func TestAwaitOfBehindNode(t *testing.T) {
 	t.Parallel()
 	for _, closes := range []bool{false, true} {
 		t.Run(fmt.Sprint("closes ", closes), func(t *testing.T) {
 			behindCase(t, func(t *testing.T, c *simCluster, leader, behind *simNode, ended codeq.ID) {
-				time.Sleep(11 * time.Minute) // the leader remembers the end no more
+				time.Sleep(11 * time.Minute) // until the leader no longer remembers the end
 				told := make(chan error, 1)
 				go func() {
 					_, err := simQueue(behind).Await(t.Context(), ended)
@@ -61,7 +61,7 @@ func TestAwaitOfBehindNode(t *testing.T) {
 					require.NoError(t, behind.close())
 				} else {
 					behind.fill(simtest.DiskSize)
-					time.Sleep(12 * time.Second) // Raft tries a snapshot again as rarely
+					time.Sleep(12 * time.Second) // Raft tries a snapshot again after this time
 					require.Equal(t, inspect.Of(simQueue(leader)).Group(0).Applied(), inspect.Of(simQueue(behind)).Group(0).Applied())
 				}
 				synctest.Wait()
@@ -72,8 +72,8 @@ func TestAwaitOfBehindNode(t *testing.T) {
 	}
 }
 
-// TestCloseAmidRestore: Close also closes the store that a snapshot has opened meanwhile. On a full
-// disk it waits for nothing.
+// TestCloseAmidRestore: Close also closes a store that a snapshot opens during Close. On a full
+// disk, Close does not wait.
 func TestCloseAmidRestore(t *testing.T) {
 	t.Parallel()
 	for _, full := range []bool{false, true} {
@@ -108,7 +108,7 @@ func TestCloseAmidRestore(t *testing.T) {
 	}
 }
 
-// TestFailedRestore: a replica whose store cannot be replaced fails, and is closed once.
+// TestFailedRestore: a replica fails if its store cannot be replaced, and is closed once.
 func TestFailedRestore(t *testing.T) {
 	t.Parallel()
 	for _, where := range []string{"rename", "open"} {

@@ -24,7 +24,7 @@ func (c *simCluster) settingsOf(queue string) (value []byte) {
 	return value
 }
 
-// configureLate makes all shards take settings of a queue that come too late.
+// configureLate applies late settings of a queue in all shards.
 func (c *simCluster) configureLate(queue string, value []byte) {
 	c.awaitLeaders()
 	first := &call.Configure{Queue: queue, Value: value}
@@ -42,9 +42,9 @@ func (c *simCluster) configureLate(queue string, value []byte) {
 	time.Sleep(time.Second) // until the shards have forgotten the queue again
 }
 
-// TestDeleteQueueInCluster: a queue that is used on any node is not deleted, and the error says
-// how. When it is deleted while a node is down, neither that node, with its older store, nor a late
-// caller brings its settings back; and it may be used again at once.
+// TestDeleteQueueInCluster: a queue in use on any node is not deleted, and the error returns its
+// use. If it is deleted while a node is down, neither that node, with its older store, nor a late
+// caller brings its settings back. It can be used again at once.
 func TestDeleteQueueInCluster(t *testing.T) {
 	t.Parallel()
 	simCaseOf(t, codeq.Options{Shards: 2}, 0, func(t *testing.T, c *simCluster) {
@@ -64,7 +64,7 @@ func TestDeleteQueueInCluster(t *testing.T) {
 			for _, n := range c.members() {
 				var got *codeq.NotEmptyError
 				require.ErrorAs(t, simQueue(n).DeleteQueue(ctx, "a"), &got)
-				if got.Claims = min(got.Claims, 1); want.Counts.Total() > 0 { // what was claimed elsewhere
+				if got.Claims = min(got.Claims, 1); want.Counts.Total() > 0 { // other nodes have the claimed tasks
 					got.Claims = 0
 				}
 				require.Equal(t, want, *got)
@@ -153,8 +153,8 @@ func TestDeleteQueueInCluster(t *testing.T) {
 	})
 }
 
-// TestDeletedQueueAfterRecovery: RecoverCluster brings back no settings of a queue that was
-// deleted, and neither does a late call; the next settings are newer.
+// TestDeletedQueueAfterRecovery: neither RecoverCluster nor a late call brings back the settings of
+// a deleted queue. The next settings are newer.
 func TestDeletedQueueAfterRecovery(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -13,20 +13,21 @@ import (
 	"codeq/test/queuetest"
 )
 
-// barrierLimit is how long an owner stands still at the most if the node that has stopped it is
+// barrierLimit is the longest time that an owner stands still after the node that stopped it is
 // gone.
 const barrierLimit = 5 * time.Second
 
-// simCopy is a copy that a node has made, of what was stored at some moment of a call.
+// simCopy is a copy made by a node: it has the stored tasks of some moment during a call.
 type simCopy struct {
 	node *simNode
-	lost *crashfs.Disk // on which it lies, if the node has lost that disk since
+	lost *crashfs.Disk // the disk of the copy, if the node has lost that disk since then
 	dir  string
 	h    *simtest.History[codeq.ID]
 	call *simtest.Call
 }
 
-// checkpoint lets a node copy the queue, however long that takes. It is false if the node is down.
+// checkpoint makes a node copy the queue, without a time limit. It returns false if the node is
+// down.
 func (s *schedule) checkpoint(n *simNode) bool {
 	q, life := n.queue()
 	if q == nil {
@@ -43,10 +44,10 @@ func (s *schedule) checkpoint(n *simNode) bool {
 		err := q.Checkpoint(ctx, dir)
 		if err == nil {
 			s.cutting.Add(-1)
-		} else { // shards that were not told stand still
+		} else { // shards that got no message stand still
 			time.AfterFunc(barrierLimit, func() { s.cutting.Add(-1) })
 		}
-		if err != nil || !n.alive(life) { // it may be that the copy is whole, and its node did not live to say so
+		if err != nil || !n.alive(life) { // the copy may be complete although its node died before the answer
 			s.note("no copy on %s: %v", n.name, err)
 			return
 		}
@@ -59,8 +60,8 @@ func (s *schedule) checkpoint(n *simNode) bool {
 	return true
 }
 
-// readCopies opens the copies on the disks of their nodes, which may have crashed since, and
-// enters what they have into the history. A lease in them may have expired meanwhile.
+// readCopies opens the copies on the disks of their nodes, and adds their tasks to the history. The
+// nodes may have crashed since the copy, and leases in a copy may have expired.
 func (s *schedule) readCopies() {
 	for _, c := range s.copies {
 		q, err := codeq.Open(c.dir, inspect.With(&codeq.Options{}, inspect.Private{FS: cmp.Or(c.lost, c.node.machine.Disk())}))

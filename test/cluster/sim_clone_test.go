@@ -16,18 +16,18 @@ import (
 	"codeq/internal/testbase"
 )
 
-// What becomes of two processes that have copies of one node's directory: see
+// In these tests, two processes have copies of one node's directory: see
 // internal/cluster/copies.go.
 
-// simClone is a process with a copy of a node's directory, beside the node.
+// simClone is a process with a copy of a node's directory. It runs at the same time as the node.
 type simClone struct {
 	of      *simNode
 	machine *simtest.Machine
 	address string
-	q       *codeq.Queue // nil: it is down
+	q       *codeq.Queue // nil: the process is down
 }
 
-// clone copies the directory of a node to a machine with an address.
+// clone copies the directory of a node to another machine with its own address.
 func (n *simNode) clone(image simImage, address string) *simClone {
 	m := simtest.NewMachine()
 	m.Put(image.disk, image.votes)
@@ -54,13 +54,13 @@ func (k *simClone) start() {
 	}
 	q, err := codeq.Open("queue", &o)
 	if err != nil {
-		panic(err) // else the goroutines of the bubble would not end
+		panic(err) // else the goroutines of the bubble do not end
 	}
 	k.q = q
 }
 
-// requireRefused waits until the process is refused, as another one is at an address, and closes
-// it.
+// requireRefused waits until the process is refused because another one runs at the address living,
+// and closes it.
 func (k *simClone) requireRefused(t *testing.T, living string) {
 	t.Helper()
 	time.Sleep(20 * time.Second)
@@ -77,7 +77,7 @@ func requireRefused(t *testing.T, q *codeq.Queue, living string) {
 	require.ErrorIs(t, q.Close(), codeq.ErrOldCopy)
 }
 
-// staleImage copies the directory of a node that is then opened again.
+// staleImage copies the directory of a node, and opens the node again.
 func (c *simCluster) staleImage(n *simNode) simImage {
 	n.stop()
 	image := n.image()
@@ -86,9 +86,9 @@ func (c *simCluster) staleImage(n *simNode) simImage {
 	return image
 }
 
-// TestCloneBesideItsNode: a process with a copy of the directory of a node that works is refused,
-// whether the copy is fresh or stale, and the node leads or follows; as often as it is opened, and
-// at any address. The node stays. When the node is gone the copy comes back by itself.
+// TestCloneBesideItsNode: a process has a copy of the directory of a working node. It is refused at
+// each start and at any address, whether the copy is fresh or stale, and whether the node leads or
+// follows. The node stays a member. When the node is gone, the copy comes back without help.
 func TestCloneBesideItsNode(t *testing.T) {
 	t.Parallel()
 	for what, image := range map[string]func(c *simCluster, n *simNode) simImage{
@@ -145,11 +145,11 @@ func TestCloneBesideItsNode(t *testing.T) {
 	}
 }
 
-// TestCloneOfSilentNode: a process with a copy of the directory of a node that answers nobody takes
-// its place after some ElectionTimeouts, as if the node had been opened again. The node is refused
-// when it is back, and when it is opened again.
+// TestCloneOfSilentNode: a process has a copy of the directory of a node that answers no call.
+// After some ElectionTimeouts the process takes the place of the node, like a restart of it. The
+// node is refused when it answers again, and when it is opened again.
 func TestCloneOfSilentNode(t *testing.T) {
-	testbase.SkipUnderRace(t) // Raft reads the address of a member that changes without its lock
+	testbase.SkipUnderRace(t) // Raft reads a changing member address without its lock
 	t.Parallel()
 	for what, silence := range map[string]func(c *simCluster, n *simNode){
 		"paused":      func(c *simCluster, n *simNode) { c.net.Pause(n.name, true) },
@@ -186,8 +186,8 @@ func TestCloneOfSilentNode(t *testing.T) {
 	}
 }
 
-// TestCloneThatEndsInTime: a process with a copy of the directory of a node that answers nobody
-// takes the place of none if it is killed before it is admitted.
+// TestCloneThatEndsInTime: a process has a copy of the directory of a node that answers no call. If
+// the process is killed before its admission, the node keeps its place.
 func TestCloneThatEndsInTime(t *testing.T) {
 	t.Parallel()
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
@@ -211,8 +211,8 @@ func TestCloneThatEndsInTime(t *testing.T) {
 	})
 }
 
-// TestCloneIsToldOf: a member that was away while a copy took the place of its node hears of that
-// from the others before it takes the node for what it was.
+// TestCloneIsToldOf: a member was cut off while a copy took the place of its node. It learns this
+// from the others before it can accept the old node again.
 func TestCloneIsToldOf(t *testing.T) {
 	t.Parallel()
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
@@ -231,7 +231,7 @@ func TestCloneIsToldOf(t *testing.T) {
 		c.net.Heal(true)
 		c.net.Isolate(n.name, []string{leader.name, "elsewhere"})
 		away.start()
-		time.Sleep(20 * time.Second) // it asks now and then
+		time.Sleep(20 * time.Second) // it asks at intervals
 		n.requireOldCopy(t)
 		require.Equal(t, 11, away.count(t))
 		require.NoError(t, k.q.Close())
@@ -241,8 +241,8 @@ func TestCloneIsToldOf(t *testing.T) {
 	})
 }
 
-// TestRestartIsDelayedLittle: a node that is opened again is admitted after silentElections times
-// ElectionTimeout, when no process of before answers.
+// TestRestartIsDelayedLittle: a restarted node is admitted after silentElections times
+// ElectionTimeout if no earlier process answers.
 func TestRestartIsDelayedLittle(t *testing.T) {
 	for _, percent := range []int{100, 0} {
 		simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {

@@ -16,7 +16,7 @@ import (
 	"codeq/internal/testkit"
 )
 
-// simLinks are links that are slow or long, and what makes that matter.
+// simLinks are slow links and links with a high latency, and the loads that show their effect.
 var simLinks = []simFault{
 	{"slow link", 3, func(s *schedule) bool {
 		a, b := s.someLink()
@@ -63,7 +63,7 @@ var simLinks = []simFault{
 	}},
 }
 
-// checkBacklogs makes sure that every task of a backlog that was acknowledged is stored.
+// checkBacklogs checks that every acknowledged task of a backlog is stored.
 func (s *schedule) checkBacklogs(tasks map[codeq.ID]*codeq.TaskInfo) {
 	s.copying.Lock()
 	defer s.copying.Unlock()
@@ -74,7 +74,7 @@ func (s *schedule) checkBacklogs(tasks map[codeq.ID]*codeq.TaskInfo) {
 	}
 }
 
-// simDisks are disks that fail or are full, and nodes that go for good.
+// simDisks are disks that fail or are full, and nodes that end for ever.
 var simDisks = []simFault{
 	{"broken disk", 2, func(s *schedule) bool {
 		n, fault, d := s.someNode(), simDiskFaults[s.rng.IntN(len(simDiskFaults))], s.upTo(10*time.Second)
@@ -93,9 +93,10 @@ var simDisks = []simFault{
 	}},
 	{"hung disk", 2, func(s *schedule) bool {
 		n, d := s.someNode(), s.upTo(20*time.Second)
-		// The stores only, and not the log; always if several groups share a log: while Pebble
-		// begins another one for one of them, the others wait for a mutex, and the fake clock for
-		// them. Nor what is received, for which one connection waits for another in the same way.
+		// Only the stores hang, or the log too. Several groups share a log: it must not hang then,
+		// since while Pebble begins a new log for one group, the others wait for a mutex, and the
+		// fake clock waits for them. Received files must not hang either: connections wait for each
+		// other in the same way.
 		store := s.rng.IntN(4) == 0 || s.opts.Shards > 1
 		n.mu.Lock()
 		life := n.life
@@ -141,7 +142,7 @@ var simDisks = []simFault{
 	}},
 	{"full disks", 1, func(s *schedule) bool {
 		nodes, d := s.members(), s.upTo(10*time.Second)
-		free := int64(s.rng.IntN(5)) * (64 << 20) // of the 256 MiB that are wanted
+		free := int64(s.rng.IntN(5)) * (64 << 20) // of the 256 MiB that a queue wants
 		var full []*simtest.Life
 		for _, i := range s.rng.Perm(len(nodes))[:len(nodes)/2+1] {
 			n := nodes[i]
@@ -202,17 +203,17 @@ var simDisks = []simFault{
 			cancel()
 			s.note("%s removes %s: %v", by.name, live.name, err)
 			if errors.Is(err, codeq.ErrNoMajority) {
-				return // nothing has changed
+				return // no member has changed
 			}
-			s.grow(s.note) // it may be removed from some shards
+			s.grow(s.note) // some shards may have removed the node
 			s.remove(live, s.note, nil)
 		})
 		return true
 	}},
 }
 
-// requireMember makes sure that, as another node knows, a node stays a member while a third one is
-// down since the end of a life, until ctx ends.
+// requireMember checks, until ctx ends, that the node by still knows the node live as a member
+// while dead is down since the end of a life.
 func (s *schedule) requireMember(ctx context.Context, live, by, dead *simNode, life int) {
 	for {
 		stays := by.knowsAll([]*simNode{live})
@@ -231,7 +232,7 @@ func (s *schedule) requireMember(ctx context.Context, live, by, dead *simNode, l
 	}
 }
 
-// knowsAll reports whether nodes vote in every shard, as this one knows, unless it is down.
+// knowsAll reports whether this node knows all nodes as voters in every shard, or is down.
 func (n *simNode) knowsAll(nodes []*simNode) bool {
 	q, _ := n.queue()
 	for shard := 0; q != nil && shard < n.cluster.opts.Shards; shard++ {
@@ -247,8 +248,8 @@ func (n *simNode) knowsAll(nodes []*simNode) bool {
 	return true
 }
 
-// reviveFailed opens a node again if a life of it has failed for want of space: where the reserve
-// of a store is too small, it does.
+// reviveFailed opens a node again if its life has failed because of missing space: that happens if
+// the reserve of a store is too small.
 func (s *schedule) reviveFailed(n *simNode, life int) {
 	for range 20 {
 		q, now := n.queue()
@@ -267,11 +268,11 @@ func (s *schedule) reviveFailed(n *simNode, life int) {
 	}
 }
 
-// flip closes a node, or kills it, and changes a bit in one of its files. The node is replaced. It
-// notices the bit when it is opened; what its logs have lost after a kill it cannot notice. Blocks
-// of tables are checked when they are read: goroutines of Pebble that find such damage may never
-// end, which a bubble does not allow. So Verify looks for it, and a node in which that has found
-// something is not opened.
+// flip closes or kills a node, and changes a bit in one of its files. The node is replaced. An
+// opened node detects the bit, but not a loss at the end of its logs after a kill. Pebble checks
+// blocks of tables only when it reads them, and a goroutine of Pebble that finds such damage may
+// never end; a bubble does not allow that. So Verify checks the node first, and the node is not
+// opened if Verify finds damage.
 func (s *schedule) flip(n *simNode) {
 	killed, tables := s.rng.IntN(2) == 0, s.rng.IntN(2) == 0
 	if killed {
@@ -313,14 +314,13 @@ func (s *schedule) flip(n *simNode) {
 	n.mu.Unlock()
 	s.done.Go(func() {
 		defer s.moving.Store(false)
-		s.h.Leaves(n.name) // if it was opened
+		s.h.Leaves(n.name) // in case it was opened
 		s.replace(n, s.note, nil)
 	})
 }
 
-// recoverAlone lets one node go on by itself, with all that was stored, and others join it. If a
-// majority has lost power before, it goes on with what it has.
-// REQUIRES: the cluster is at rest.
+// recoverAlone makes one node go on alone with all stored tasks, and others join it. If a majority
+// has lost power before, the node goes on with its own tasks. REQUIRES: the cluster is at rest.
 func (s *schedule) recoverAlone(tasks map[codeq.ID]*codeq.TaskInfo) {
 	n, nodes := s.anyNode(), len(s.members())
 	beside := (nodes - 1) / 2

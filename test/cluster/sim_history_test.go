@@ -22,14 +22,14 @@ type text string
 func (s text) String() string { return string(s) }
 
 const (
-	callTime = 10 * time.Millisecond // how long each call of a story takes
+	callTime = 10 * time.Millisecond // the time of each call of a story
 	leaseFor = 10 * time.Second
 )
 
 // story tells a history, call by call, in a bubble.
 type story struct {
 	*simtest.History[text]
-	clock time.Duration // by which the clock of the node is wrong
+	clock time.Duration // the error of the node's clock
 }
 
 // taskOf is a ready task.
@@ -39,7 +39,7 @@ func taskOf(id text, serial, attempts int) simtest.Task[text] {
 
 func idOf(serial int) text { return text(fmt.Sprint("id ", serial)) }
 
-// call makes a call that comes to an error, or to nil.
+// call makes a call that returns err.
 func (s *story) call(verb simtest.Verb, err error) *simtest.Call {
 	c := s.Begin(verb, 1, "n1")
 	time.Sleep(callTime)
@@ -54,7 +54,7 @@ func (s *story) produce(err error) (serial int) {
 	return serials[0]
 }
 
-// claim gets a lease, of a token, for an attempt, which was granted when the claim returned.
+// claim gets a lease with a token and an attempt, granted at the return of the claim.
 func (s *story) claim(serial int, token uint64, attempt int) {
 	c := s.call(simtest.Claim, nil)
 	s.Claimed(c, simtest.Lease[text]{ID: idOf(serial), Serial: serial, Token: token, Attempt: attempt, Deadline: time.Now().Add(leaseFor + s.clock)}, leaseFor)
@@ -73,7 +73,7 @@ func (s *story) extend(verb simtest.Verb, serial int, token uint64, attempt int,
 	}
 }
 
-// read shows a task, after so many attempts; -1: that it is not there.
+// read shows a task after that many attempts; -1: it is not there.
 func (s *story) read(serial, attempts int) { s.saw(s.call(simtest.Read, nil), serial, attempts) }
 
 func (s *story) saw(c *simtest.Call, serial, attempts int) {
@@ -85,7 +85,7 @@ func (s *story) saw(c *simtest.Call, serial, attempts int) {
 	s.Saw(c, serial, &t)
 }
 
-// stored notes that these tasks are all that are there.
+// stored records that exactly these tasks are there.
 func (s *story) stored(serials ...int) {
 	var tasks []simtest.Task[text]
 	for _, serial := range serials {
@@ -94,7 +94,7 @@ func (s *story) stored(serials ...int) {
 	s.Stored(s.call(simtest.Read, nil), tasks)
 }
 
-// amid makes a call that lasts while others are made.
+// amid makes a call, and others during it.
 func (s *story) amid(verb simtest.Verb, err error, others func()) *simtest.Call {
 	c := s.Begin(verb, 2, "n2")
 	others()
@@ -102,7 +102,7 @@ func (s *story) amid(verb simtest.Verb, err error, others func()) *simtest.Call 
 	return c
 }
 
-// requireProblems tells stories, by what Check finds in them; "": nothing.
+// requireProblems runs stories; Check must find the problem in each; "": no problem.
 func requireProblems(t *testing.T, problem string, stories map[string]func(s *story)) {
 	for name, tell := range stories {
 		t.Run(name, func(t *testing.T) {
@@ -118,7 +118,7 @@ func requireProblems(t *testing.T, problem string, stories map[string]func(s *st
 	}
 }
 
-// TestHistoryIsAccepted: what a queue may do is not refused.
+// TestHistoryIsAccepted: the check accepts every correct history.
 func TestHistoryIsAccepted(t *testing.T) {
 	t.Parallel()
 	requireProblems(t, "", map[string]func(s *story){
@@ -294,7 +294,7 @@ func TestHistoryIsAccepted(t *testing.T) {
 	})
 }
 
-// TestHistoryIsRefused: what no queue may do is found.
+// TestHistoryIsRefused: the check finds every wrong history.
 func TestHistoryIsRefused(t *testing.T) {
 	t.Parallel()
 	requireProblems(t, "its history is not that of one task", map[string]func(s *story){
@@ -476,7 +476,8 @@ func TestHistoryIsRefused(t *testing.T) {
 	})
 }
 
-// TestHistoryGoesOn: after a loss, a history begins with what is left, and is as strict.
+// TestHistoryGoesOn: after a loss, a new history begins with the remaining tasks, and its check is
+// as strict.
 func TestHistoryGoesOn(t *testing.T) {
 	t.Parallel()
 	for _, again := range []bool{false, true} {
@@ -512,8 +513,8 @@ func TestHistoryGoesOn(t *testing.T) {
 	}
 }
 
-// TestHistoryLooksBack: tasks are drawn that were seen, and payloads that were not; and all calls
-// are counted.
+// TestHistoryLooksBack: a history draws tasks that were seen and payloads that were not, and counts
+// all calls.
 func TestHistoryLooksBack(t *testing.T) {
 	t.Parallel()
 	s := &story{History: simtest.NewHistory[text]()}

@@ -12,9 +12,9 @@ import (
 	"codeq/internal/simtest"
 )
 
-// WaitIdle returns only if there was a moment at which its queues were idle.
+// WaitIdle returns only if its queues were idle at some moment of the call.
 
-// idle makes sure that a queue with a task is not idle.
+// idle checks that a queue with a task is not idle.
 func (p *simProbe) idle() {
 	patience := p.upTo(time.Second)
 	if ok, _ := p.do(simtest.Read, func(ctx context.Context, q *codeq.Queue) error {
@@ -26,8 +26,8 @@ func (p *simProbe) idle() {
 	}
 }
 
-// chains lets tasks follow each other from shard to shard, each chain in a queue of its own, which
-// is not idle before the last one is completed. Meanwhile others wait for that.
+// chains runs chains of follow-ups from shard to shard, each in its own queue. The queue is not
+// idle before the last task is completed. Other clients wait for that.
 func (c *simClient) chains() {
 	for n := 0; !c.ending(); n++ {
 		time.Sleep(c.upTo(3 * time.Second))
@@ -75,7 +75,7 @@ func (c *simClient) chain(queue string, length int) {
 	}
 }
 
-// awaitEnd waits for a queue to be idle, again and again, which it is not before over.
+// awaitEnd calls WaitIdle again and again, and checks that the queue is not idle before over.
 func (c *simClient) awaitEnd(queue string, over *atomic.Bool) {
 	for !over.Load() {
 		call, ok := c.call(simtest.Read, func(ctx context.Context, q *codeq.Queue, _ *simtest.Call) error { return q.WaitIdle(ctx, queue) })

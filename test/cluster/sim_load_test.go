@@ -10,18 +10,18 @@ import (
 	"codeq/internal/inspect"
 )
 
-// Schedules of large loads: tasks come in large entries, or the log is short, and at the end a node
-// that lacks much catches up over a slow link, by the log or by the files of the store.
+// These schedules have large loads: tasks come in large entries, or the log is short. At the end, a
+// node that lacks much data catches up over a slow link, by the log or by the files of the store.
 
 const (
-	simBacklog    = 16 << 20 // bytes: at most, of the backlogs of a schedule; what a node lacks in large entries
-	simFiles      = 4 << 20  // bytes: what it lacks in small ones
-	simLargeEntry = 8 << 20  // bytes of tasks at most
-	simMessage    = 4 << 20  // bytes of the entries of a message of Raft, of more than one entry, at most
-	simEntryRest  = 64 << 10 // bytes of an entry beside those of its tasks, at most
+	simBacklog    = 16 << 20 // bytes: limit of a schedule's backlogs; missing bytes of a node in large entries
+	simFiles      = 4 << 20  // bytes: missing bytes of a node in small entries
+	simLargeEntry = 8 << 20  // bytes: limit of the tasks
+	simMessage    = 4 << 20  // bytes: limit of the entries of a Raft message with more than one entry
+	simEntryRest  = 64 << 10 // bytes: limit of an entry without its tasks
 )
 
-// drawLoad makes one schedule of ten such a one.
+// drawLoad gives one schedule in ten a large load.
 func (s *schedule) drawLoad(opts *codeq.Options) {
 	rng := rand.New(rand.NewPCG(s.seed, 5))
 	if rng.IntN(10) != 0 {
@@ -35,7 +35,7 @@ func (s *schedule) drawLoad(opts *codeq.Options) {
 	s.note("large loads, a snapshot each %d bytes (0: 64 MiB)", inspect.Options(opts).SnapshotBytes)
 }
 
-// chanceBatch is so many tasks of a backlog, which cannot be compressed.
+// chanceBatch returns that many tasks of a backlog. They do not compress.
 func chanceBatch(rng *rand.Rand, tasks, size int) []codeq.Task {
 	var key [32]byte
 	for i := range key {
@@ -49,7 +49,7 @@ func chanceBatch(rng *rand.Rand, tasks, size int) []codeq.Task {
 	return batch
 }
 
-// backlog stores large tasks, which nobody claims, a batch at a time.
+// backlog stores large tasks, one batch after the other. No client claims them.
 func (s *schedule) backlog(n *simNode, size, perBatch, bytes int) {
 	rng := rand.New(rand.NewPCG(s.seed, uint64(size)))
 	for range max(bytes/(size*perBatch), 1) {
@@ -69,7 +69,7 @@ func (s *schedule) backlog(n *simNode, size, perBatch, bytes int) {
 	}
 }
 
-// keep notes that tasks of a backlog are stored for certain.
+// keep records that tasks of a backlog are certainly stored.
 func (s *schedule) keep(ids []codeq.ID) {
 	s.copying.Lock()
 	defer s.copying.Unlock()
@@ -81,13 +81,13 @@ func (s *schedule) keep(ids []codeq.ID) {
 	}
 }
 
-// catchUp cuts a node off until it lacks much, and gives it links that pass four times what is
-// produced meanwhile. It catches up in the time that its links need, gets little more than is
-// stored, and the leader leads on, and answers its callers.
+// catchUp cuts a node off until it lacks much data, and gives it links with four times the rate of
+// the produces during the transfer. The node catches up in the time that its links need, and
+// receives little more than the stored bytes. The leader stays leader, and answers its callers.
 // REQUIRES: all nodes are up, and connected.
 func (s *schedule) catchUp() {
 	s.rest()
-	time.Sleep(2 * time.Minute) // the leader is at home
+	time.Sleep(2 * time.Minute) // until the leader is the home node
 	leader, victim := s.lead()
 	behind, ahead := inspect.Of(simQueue(victim)).Group(0), inspect.Of(simQueue(leader)).Group(0)
 	term := ahead.Raft().CurrentTerm()
@@ -95,7 +95,7 @@ func (s *schedule) catchUp() {
 	if inspect.Options(&s.opts).SnapshotBytes == 0 {
 		size, perBatch, lacks = 256<<10, 1+s.rng.IntN(simLargeEntry/(256<<10)), simBacklog
 		if s.rng.IntN(2) == 0 {
-			perBatch = 14 + s.rng.IntN(3) // one such entry is a message, and four are too much for one
+			perBatch = 14 + s.rng.IntN(3) // one such entry fits a message, and four do not
 		}
 	}
 	stored, entry := int64(0), size*perBatch
@@ -139,7 +139,7 @@ func (s *schedule) catchUp() {
 	}
 	before := sent()
 	var watching sync.Mutex             // guards the fields below, all in bytes
-	var read, most, message, last int64 // of the log, read since any were sent; at most; in a message at most; sent
+	var read, most, message, last int64 // log bytes read since the last send; most of these; largest message; sent
 	leader.machine.WatchReads(func(bytes int) {
 		watching.Lock()
 		defer watching.Unlock()

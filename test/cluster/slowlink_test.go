@@ -17,11 +17,11 @@ import (
 
 const (
 	slowLink   = 512 << 10 // bytes per second
-	largeEntry = 6 << 20   // takes longer than Raft gives a message
+	largeEntry = 6 << 20   // takes longer than Raft's time limit of a message
 )
 
-// fallBehind cuts a node off until it lacks large entries, and leaves it slow links. It returns how
-// many bytes it lacks.
+// fallBehind cuts a node off until it lacks large entries, and then gives it slow links. It returns
+// the number of missing bytes.
 func (c *simCluster) fallBehind(leader, victim *simNode) (lacks int64) {
 	c.net.Isolate(victim.name, c.names())
 	produce := func(tasks int) {
@@ -47,11 +47,11 @@ func (c *simCluster) fallBehind(leader, victim *simNode) (lacks int64) {
 	return lacks
 }
 
-// heldFor is how long a lease lasts that is not renewed: less than what is sent takes.
+// heldFor is the length of a lease without renewals. It is shorter than the transfer.
 const heldFor = 4 * time.Second
 
-// holdLease lets a Run of the node work at a task until the function that it returns is called,
-// which makes sure that the lease was kept.
+// holdLease starts a Run of the node that works on a task until end is called. end checks that the
+// lease was kept.
 func (n *simNode) holdLease(t *testing.T) (end func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var m codeq.Mux
@@ -81,7 +81,7 @@ func (n *simNode) holdLease(t *testing.T) (end func()) {
 	}
 }
 
-// requireContact makes sure that the node has heard from its leader within some HeartbeatTimeouts.
+// requireContact checks that the node had contact with its leader within some HeartbeatTimeouts.
 func (n *simNode) requireContact(t *testing.T, timeouts time.Duration) {
 	t.Helper()
 	q := simQueue(n)
@@ -89,13 +89,13 @@ func (n *simNode) requireContact(t *testing.T, timeouts time.Duration) {
 	require.Less(t, time.Since(last), timeouts*optionsOf(q).Cluster.HeartbeatTimeout)
 }
 
-// TestBehindOverSlowLink: a node that lacks large entries catches up over a link on which a message
-// of them all would take too long, or one of them. Each is sent once, the leader has few of them in
-// memory, and leads on; who calls it does not wait. The node hears from its leader meanwhile, and a
-// Run on it keeps its lease.
+// TestBehindOverSlowLink: a node that lacks large entries catches up over a slow link: a message of
+// all entries, or even of one, would take too long. Each entry is sent once. The leader has few of
+// them in memory, stays leader, and its callers do not wait. The node has contact with its leader
+// during the transfer, and a Run on it keeps its lease.
 func TestBehindOverSlowLink(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
-		time.Sleep(2 * time.Minute) // the leader is at home
+		time.Sleep(2 * time.Minute) // until the leader is the home node
 		leader, victim := c.lead()
 		behind, ahead := inspect.Of(simQueue(victim)).Group(0), inspect.Of(simQueue(leader)).Group(0)
 		term := ahead.Raft().CurrentTerm()
@@ -125,7 +125,7 @@ func TestBehindOverSlowLink(t *testing.T) {
 	})
 }
 
-// TestVoteBesideLargeEntry: a node votes while a large entry is on its way to it.
+// TestVoteBesideLargeEntry: a node votes while it receives a large entry.
 func TestVoteBesideLargeEntry(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		time.Sleep(2 * time.Minute)

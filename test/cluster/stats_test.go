@@ -8,7 +8,7 @@ import (
 	"codeq"
 )
 
-// TestClusterStorageStats: every node has its replicas, and no log beside Raft's.
+// TestClusterStorageStats: every node has its replicas, and only Raft's log.
 func TestClusterStorageStats(t *testing.T) {
 	t.Parallel()
 	qs := threeNodes(t, codeq.Options{Shards: 1}, nil)

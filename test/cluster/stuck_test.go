@@ -23,10 +23,10 @@ type ended struct {
 	err  error
 }
 
-// TestCallsOfStuckShard: an entry of each shard is stuck, as the disks of a majority are full.
-// Every call that waits for nothing but the shard ends CallTimeout after its begin, on every node,
-// and says why; those that wait on purpose end with their ctx. A method of Queue is covered by
-// itself.
+// TestCallsOfStuckShard: an entry of each shard is stuck, because the disks of a majority are full.
+// Every call that waits only for the shard ends after CallTimeout, on every node, and returns the
+// reason. Calls that wait on purpose end with their ctx. The test covers new methods of Queue
+// without changes.
 func TestCallsOfStuckShard(t *testing.T) {
 	t.Parallel()
 	withFullMajority(t, hidingRoom(codeq.Options{StallAfter: 2 * time.Second}), func(t *testing.T, nodes []*codeq.Queue, timeout time.Duration, fill func(int64)) {
@@ -45,11 +45,11 @@ func TestCallsOfStuckShard(t *testing.T) {
 				results <- ended{name, time.Since(begun), err}
 			})
 		}
-		stick := func(context.Context) error { // in each of two shards, and behind it
+		stick := func(context.Context) error { // one entry in each of two shards, and more behind it
 			_, err := nodes[0].Produce(t.Context(), codeq.Task{Queue: "a"})
 			return err
 		}
-		for range 16 { // so that each shard has some
+		for range 16 { // enough for each shard
 			call("stuck", stick)
 			time.Sleep(time.Millisecond)
 		}
@@ -141,9 +141,9 @@ func TestCallsOfStuckShard(t *testing.T) {
 	})
 }
 
-// TestRoomOfMajority: the leader of a shard knows the room on the disks of the others. What cannot
-// be stored by a majority is refused, with the names of the nodes, before an entry is stuck; the
-// rest goes on, and all of it when there is room.
+// TestRoomOfMajority: the leader of a shard knows the free space of the other nodes. It refuses a
+// call before its entry is stuck, if a majority cannot store it; the error has the names of the
+// nodes. Other calls work, and all calls work when there is room.
 func TestRoomOfMajority(t *testing.T) {
 	t.Parallel()
 	withFullMajority(t, codeq.Options{}, func(t *testing.T, nodes []*codeq.Queue, timeout time.Duration, fill func(int64)) {

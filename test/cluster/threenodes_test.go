@@ -14,8 +14,8 @@ import (
 	"codeq"
 )
 
-// threeNodes opens a cluster of three nodes over TCP loopback. config gives each its TLS
-// configuration; nil: they have none.
+// threeNodes opens a cluster of three nodes over TCP loopback. config returns the TLS configuration
+// of a node; nil: no TLS.
 func threeNodes(t *testing.T, opts codeq.Options, config func(node string) *tls.Config) []*codeq.Queue {
 	t.Helper()
 	dir := t.TempDir()

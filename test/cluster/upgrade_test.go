@@ -25,7 +25,7 @@ import (
 	"codeq/test/queuetest"
 )
 
-// caughtUp reports whether the nodes that are up have applied all that is in the leaders' logs.
+// caughtUp reports whether the nodes that are up have applied all entries of the leaders' logs.
 func (c *simCluster) caughtUp() bool {
 	for shard := range c.opts.Shards {
 		leader := c.leader(shard)
@@ -42,8 +42,8 @@ func (c *simCluster) caughtUp() bool {
 	return true
 }
 
-// requireFormat requires that all shards have a format, in the stores of all nodes that are up, as
-// soon as they have caught up, and that the nodes' manifests say so.
+// requireFormat waits until the nodes that are up have caught up, and checks that all shards in
+// their stores, and their manifests, have a format.
 func (c *simCluster) requireFormat(format int) {
 	c.t.Helper()
 	c.until("what the leaders have", c.caughtUp)
@@ -76,8 +76,9 @@ func hasNextFormat(t *testing.T, q *codeq.Queue, shard int) bool {
 	return b != nil
 }
 
-// TestUpgrade: a cluster that is upgraded node by node works all the time. It stays in the old
-// format, and each node can go back, until all nodes know the new one; then no older build gets in.
+// TestUpgrade: a cluster works during an upgrade node by node. It stays in the old format, and each
+// node can go back to the old build, until all nodes know the new format. After that, no older
+// build can join.
 func TestUpgrade(t *testing.T) {
 	upgradeCase(t, 3, func(t *testing.T, c *simCluster) {
 		produced := 0
@@ -139,7 +140,7 @@ func TestUpgrade(t *testing.T) {
 	})
 }
 
-// TestTotalsGoOn: each leader goes on with the totals of the one before, whatever its build.
+// TestTotalsGoOn: each leader, of any build, continues the totals of the previous leader.
 func TestTotalsGoOn(t *testing.T) {
 	upgradeCase(t, 1, func(t *testing.T, c *simCluster) {
 		requireTotals := func(n *simNode, produced int) {
@@ -173,8 +174,9 @@ func TestTotalsGoOn(t *testing.T) {
 	})
 }
 
-// TestUpgradeBesideDeadNode: a member that is away counts as the leader has last seen it: a shard
-// rises if that was after its upgrade, and otherwise not, as long as it is a member.
+// TestUpgradeBesideDeadNode: for a member that is down, its last build seen by the leader counts.
+// If that was the new build, a shard takes the new format; if not, the shard waits as long as the
+// node is a member.
 func TestUpgradeBesideDeadNode(t *testing.T) {
 	upgradeCase(t, 1, func(t *testing.T, c *simCluster) {
 		dead := c.nodes[2]
@@ -193,7 +195,7 @@ func TestUpgradeBesideDeadNode(t *testing.T) {
 		for _, n := range c.nodes[1:] {
 			require.NoError(t, n.become(newFormat))
 		}
-		time.Sleep(10 * time.Second) // the second node leads the second shard, and has seen the third
+		time.Sleep(10 * time.Second) // until the second node leads the second shard, and has seen the third node
 		dead := c.nodes[2]
 		dead.crash(100)
 		require.NoError(t, c.nodes[0].become(newFormat))
@@ -205,9 +207,9 @@ func TestUpgradeBesideDeadNode(t *testing.T) {
 	})
 }
 
-// TestUpgradeOfPebble: the stores and the log of a node are in Pebble's format of the format that
-// its directory had when it was opened: in none that only new builds can read before all nodes have
-// one.
+// TestUpgradeOfPebble: the format of the directory at the start of a node sets Pebble's format for
+// its stores and its log. It is never one that only new builds can read before all nodes have a new
+// build.
 func TestUpgradeOfPebble(t *testing.T) {
 	const before, after = pebble.FormatColumnarBlocks, pebble.FormatTableFormatV6
 	formats := func(format int) pebble.FormatMajorVersion {
@@ -239,7 +241,7 @@ func TestUpgradeOfPebble(t *testing.T) {
 	})
 }
 
-// TestFoundersOfTwoBuilds: a new cluster has the newest format that all founders know.
+// TestFoundersOfTwoBuilds: a new cluster has the newest format known to all founders.
 func TestFoundersOfTwoBuilds(t *testing.T) {
 	for _, old := range []int{-1, 0, 2} {
 		t.Run(fmt.Sprint("old ", old), func(t *testing.T) {
@@ -269,8 +271,8 @@ func TestFoundersOfTwoBuilds(t *testing.T) {
 	}
 }
 
-// TestOldNodeIsRefused: a node of an older build that was away while the cluster rose hears why
-// nobody talks to it.
+// TestOldNodeIsRefused: a node of an older build was down while the cluster took the new format.
+// The others refuse it, and it learns the reason.
 func TestOldNodeIsRefused(t *testing.T) {
 	upgradeCase(t, 1, func(t *testing.T, c *simCluster) {
 		require.NoError(t, c.nodes[0].become(newFormat))
@@ -290,7 +292,7 @@ func TestOldNodeIsRefused(t *testing.T) {
 	})
 }
 
-// requireRefused requires that calls of a node fail since its build is too old.
+// requireRefused checks that calls of a node fail because its build is too old.
 func (c *simCluster) requireRefused(n *simNode) {
 	c.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -301,8 +303,8 @@ func (c *simCluster) requireRefused(n *simNode) {
 	require.ErrorContains(c.t, err, fmt.Sprintf("node %q knows format 7, the cluster of node", n.name))
 }
 
-// TestUpgradeOnFullDisk: a node whose disk has no room for its manifest keeps its replicas: its
-// shards rise when there is room, whether it leads them or not.
+// TestUpgradeOnFullDisk: a node without disk space for its manifest keeps its replicas. Its shards
+// take the new format when there is room, whether the node leads them or not.
 func TestUpgradeOnFullDisk(t *testing.T) {
 	t.Parallel()
 	for _, full := range []int{0, 2} {
@@ -336,7 +338,7 @@ func TestUpgradeOnFullDisk(t *testing.T) {
 	}
 }
 
-// fullDisk is a disk that has no room for files whose names have a part.
+// fullDisk is a disk without room for files with a given part in their names.
 type fullDisk struct {
 	part    string
 	full    atomic.Bool
@@ -351,8 +353,8 @@ func (d *fullDisk) before(op, name string) error {
 	return nil
 }
 
-// openFullFor closes a node, and opens it with this build on a disk that has no room for some files
-// from then on.
+// openFullFor closes a node, and opens it with this build on a disk that has no room for some
+// files.
 func (n *simNode) openFullFor(t *testing.T, part string) *fullDisk {
 	n.stop()
 	n.newest = newFormat

@@ -13,14 +13,14 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestWorkersOfCluster: any node lists the workers of all, and makes them quiet, also those whose
-// claims wait at other nodes. It says which node does not answer, and does not wait for it for
-// long.
+// TestWorkersOfCluster: any node lists the workers of all nodes and makes them quiet, also workers
+// with claims that wait at other nodes. It returns the names of nodes that do not answer, after a
+// short wait.
 func TestWorkersOfCluster(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		ctx := t.Context()
 		leader, other := c.lead()
-		handled := make(chan string, 100) // by which worker
+		handled := make(chan string, 100) // names of workers
 		goOn := make(chan struct{})
 		runs := make(map[string]chan error)
 		run, stop := context.WithCancel(ctx)
@@ -72,7 +72,7 @@ func TestWorkersOfCluster(t *testing.T) {
 		require.Empty(t, quiet)
 		require.Empty(t, failed)
 
-		// All but one are quiet: that one takes all.
+		// All workers but one are quiet: this one gets all tasks.
 		require.NoError(t, simQueue(other).QuietWorkers(ctx, "of "+leader.name))
 		require.NoError(t, simQueue(leader).QuietWorkers(ctx, "of "+other.name))
 		require.ErrorIs(t, simQueue(leader).QuietWorkers(ctx, "of nobody"), codeq.ErrNotFound)
@@ -110,7 +110,7 @@ func TestWorkersOfCluster(t *testing.T) {
 		require.Empty(t, failed)
 		require.Empty(t, quiet, "those that have answered have resumed")
 
-		// A node that was removed has no say.
+		// A removed node can no longer quiet workers.
 		require.NoError(t, simQueue(leader).RemoveNode(ctx, other.name))
 		err = simQueue(other).QuietWorkers(ctx, "")
 		require.ErrorIs(t, err, codeq.ErrUncertain)
