@@ -171,7 +171,7 @@ func TestPanicOfAnyGoroutine(t *testing.T) {
 		t.Run("cluster/"+name, func(t *testing.T) {
 			p := &testkit.PanicIn{Names: []string{name}, First: afterAnother[name]}
 			p.Begin(t)
-			for seed := uint64(1); len(p.Left()) > 0 && seed <= 5; seed++ { // only chance reaches a few
+			for seed := uint64(1); len(p.Left()) > 0 && seed <= 5; seed++ { // some need chance
 				p.Reset()
 				synctest.Test(t, func(t *testing.T) { panicInCluster(t, p, seed) })
 			}

@@ -215,7 +215,7 @@ func (c *limitedCluster) requireReturned() {
 	c.produce(1, set.Concurrency+set.Burst)
 	ctx, cancel := context.WithTimeout(c.t.Context(), time.Minute)
 	defer cancel()
-	claim := func() *codeq.Lease { // it waits: claims of the workers may still get a task, and release it
+	claim := func() *codeq.Lease { // it waits: old claims may still get a task and release it
 		l, err := c.queue(1).Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Hour})
 		require.NoError(c.t, err, "a permit has not come back")
 		return l

@@ -47,7 +47,7 @@ func (s *schedule) checkpoint(n *simNode) bool {
 		} else { // shards that got no message stand still
 			time.AfterFunc(barrierLimit, func() { s.cutting.Add(-1) })
 		}
-		if err != nil || !n.alive(life) { // the copy may be complete although its node died before the answer
+		if err != nil || !n.alive(life) { // the copy may be complete even if its node died
 			s.note("no copy on %s: %v", n.name, err)
 			return
 		}

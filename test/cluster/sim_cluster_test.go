@@ -352,7 +352,7 @@ func (n *simNode) die(life *simtest.Life, percent int, seed uint64) bool {
 	} else {
 		c.net.Crash(n.name)
 	}
-	n.machine.Crash(percent, seed) // no other node knows of syncs after the cut
+	n.machine.Crash(percent, seed) // no other node saw a sync after the cut
 	c.ends.Add(1)
 	c.ended.Go(func() {
 		_ = q.Close() // the error is that the other nodes are missing
@@ -471,8 +471,8 @@ func (c *simCluster) close() {
 	c.ended.Wait()
 }
 
-// mend ends all faults: it connects the nodes, frees the disks, resumes paused nodes and starts
-// those that are down.
+// mend ends all faults of the cluster: it connects the nodes, frees the disks, resumes paused nodes
+// and starts those that are down.
 func (c *simCluster) mend(start bool) {
 	c.net.Heal(false)
 	c.net.Unshape()

@@ -280,7 +280,7 @@ func (f *simFeatures) work(ctx context.Context, node int, rng *rand.Rand) {
 	for ctx.Err() == nil {
 		nodes := f.members()
 		if q, _ := nodes[node%len(nodes)].queue(); q != nil {
-			_ = q.Run(ctx, &m, &codeq.RunOptions{Concurrency: 2, LeaseFor: simGroupLease}) // returns when the node ends
+			_ = q.Run(ctx, &m, &codeq.RunOptions{Concurrency: 2, LeaseFor: simGroupLease}) // until the node ends
 		}
 		select {
 		case <-time.After(100 * time.Millisecond):

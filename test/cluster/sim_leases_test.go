@@ -95,7 +95,7 @@ func (w *leaseWatch) look(every time.Duration) {
 		if n.isFull() {
 			sh.full = now
 		}
-		if now.Sub(sh.full) < 2*simGrace || w.cutting.Load() > 0 { // the leader checks room at intervals
+		if now.Sub(sh.full) < 2*simGrace || w.cutting.Load() > 0 { // the leader checks at intervals
 			sh.extra += every
 		}
 		switch {

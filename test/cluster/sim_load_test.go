@@ -14,10 +14,10 @@ import (
 // node that lacks much data catches up over a slow link, by the log or by the files of the store.
 
 const (
-	simBacklog    = 16 << 20 // bytes: limit of a schedule's backlogs; missing bytes of a node in large entries
-	simFiles      = 4 << 20  // bytes: missing bytes of a node in small entries
+	simBacklog    = 16 << 20 // bytes: limit of all backlogs; lag of a node in large entries
+	simFiles      = 4 << 20  // bytes: lag of a node in small entries
 	simLargeEntry = 8 << 20  // bytes: limit of the tasks
-	simMessage    = 4 << 20  // bytes: limit of the entries of a Raft message with more than one entry
+	simMessage    = 4 << 20  // bytes: limit of a Raft message with more than one entry
 	simEntryRest  = 64 << 10 // bytes: limit of an entry without its tasks
 )
 
@@ -139,7 +139,7 @@ func (s *schedule) catchUp() {
 	}
 	before := sent()
 	var watching sync.Mutex             // guards the fields below, all in bytes
-	var read, most, message, last int64 // log bytes read since the last send; most of these; largest message; sent
+	var read, most, message, last int64 // since the last send; maximum of read; largest message; sent
 	leader.machine.WatchReads(func(bytes int) {
 		watching.Lock()
 		defer watching.Unlock()

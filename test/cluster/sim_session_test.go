@@ -64,7 +64,7 @@ func (s *schedule) lateMessages(caller, old, next *simNode, shard int) {
 	end := s.rush(caller)
 	time.Sleep(pause)
 	led := lead(next)
-	if end(); !led || !caller.crash(100) { // the tasks that the old leader missed are stored by then
+	if end(); !led || !caller.crash(100) { // all tasks are stored by then
 		return
 	}
 	caller.raise()
@@ -114,9 +114,9 @@ func TestProduceOfEarlierLife(t *testing.T) {
 	}
 }
 
-// TestProduceOfRemovedNode: a removed node that does not know of its removal learns it from the
-// answer to a produce, and its late messages are refused. When a node with its name is added again,
-// its produces are stored, once each.
+// TestProduceOfRemovedNode: a node is removed without noticing it. It learns this from the answer
+// to a produce, and its late messages are refused. When a node with its name is added again, its
+// produces are stored, once each.
 func TestProduceOfRemovedNode(t *testing.T) {
 	for _, added := range []bool{false, true} {
 		t.Run(fmt.Sprint("added again ", added), func(t *testing.T) {

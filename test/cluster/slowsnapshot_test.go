@@ -163,7 +163,7 @@ func TestSnapshotOfEarlierMembers(t *testing.T) {
 	slowSnapshotCase(t, snapshotState/4, func(t *testing.T, s *slowSnapshot) {
 		s.net.Isolate(s.victim.name, s.names())
 		taken := s.newestOf(s.leader)
-		for taken.Index == s.newestOf(s.leader).Index { // else the transfer begins with another snapshot
+		for taken.Index == s.newestOf(s.leader).Index { // else it begins with a newer one
 			s.produce(1, snapshotTask)
 			time.Sleep(snapshotPause)
 		}

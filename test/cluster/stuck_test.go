@@ -45,7 +45,7 @@ func TestCallsOfStuckShard(t *testing.T) {
 				results <- ended{name, time.Since(begun), err}
 			})
 		}
-		stick := func(context.Context) error { // one entry in each of two shards, and more behind it
+		stick := func(context.Context) error { // an entry in each of two shards, others behind it
 			_, err := nodes[0].Produce(t.Context(), codeq.Task{Queue: "a"})
 			return err
 		}

@@ -195,7 +195,7 @@ func TestUpgradeBesideDeadNode(t *testing.T) {
 		for _, n := range c.nodes[1:] {
 			require.NoError(t, n.become(newFormat))
 		}
-		time.Sleep(10 * time.Second) // until the second node leads the second shard, and has seen the third node
+		time.Sleep(10 * time.Second) // until the second node leads its shard and has seen the third
 		dead := c.nodes[2]
 		dead.crash(100)
 		require.NoError(t, c.nodes[0].become(newFormat))

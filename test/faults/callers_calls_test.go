@@ -111,7 +111,7 @@ func (c *claimCall) judge(m *crowd, before map[codeq.ID]*codeq.TaskInfo, alone b
 	}
 	first := c.leases[0]
 	for _, name := range c.req.Queues {
-		if m.isLimited(name) || !alone || mayStart(before[first.ID]) { // a ready task may have to wait
+		if m.isLimited(name) || !alone || mayStart(before[first.ID]) { // it may have to wait
 			break
 		}
 		if m.claimable(before, name) > 0 {

@@ -156,7 +156,7 @@ func (m *crowd) run(c crowdCall) {
 func (m *crowd) judge(strict bool, calls ...crowdCall) {
 	before := m.seen
 	m.look()
-	alone := len(calls) == 1 && len(m.waiters) == 0 && inspect.Options(&m.opts).GroupBytes == 0 // else a call may see the middle of several groups
+	alone := len(calls) == 1 && len(m.waiters) == 0 && inspect.Options(&m.opts).GroupBytes == 0 // else a call may be between groups
 	m.arrivals++
 	for _, c := range calls {
 		if w, ok := c.(*claimCall); ok {
@@ -182,7 +182,7 @@ func (m *crowd) look() {
 // settle checks claims that have waited, and that no claim waits for a task that it could get.
 // Without strict, several calls ran at the same time, in an unknown order.
 func (m *crowd) settle(strict bool) {
-	ordered := strict && inspect.Options(&m.opts).GroupBytes == 0 // else claims are served between parts of the tasks that are due at once
+	ordered := strict && inspect.Options(&m.opts).GroupBytes == 0 // else claims are served between parts of due tasks
 	before := m.seen
 	m.look()
 	var waiting []*claimCall
@@ -606,7 +606,7 @@ func (m *crowd) check(*rapid.T) {
 	stats, err := m.q.StorageStats()
 	m.noError(err)
 	for shard := range stats.Shards {
-		for _, st := range stats.Shards[shard].Upkeep { // the budget and one batch limit the operations
+		for _, st := range stats.Shards[shard].Upkeep { // the budget and one batch are the limit
 			if st.Kind == codeq.UpkeepOperations && inspect.Options(&m.opts).GroupBytes != 0 && st.MaxBytes > smallGroup+2*smallCommit {
 				m.t.Fatalf("owners had %d bytes of operations at once", st.MaxBytes)
 			}

@@ -170,7 +170,7 @@ func TestDiskLevels(t *testing.T) {
 			}},
 			{"ReleaseKey", engine.RoomNone, func() func() error {
 				task := codeq.Task{Queue: "keys of ended tasks", Unique: codeq.Unique{Key: "k", For: time.Hour}}
-				if _, err := q.Produce(ctx, task); err == nil { // else an earlier pass has stored it
+				if _, err := q.Produce(ctx, task); err == nil { // else it was stored before
 					queuetest.Complete(t, q, queuetest.ClaimNow(t, q, task.Queue))
 				}
 				return func() error { return q.ReleaseKey(ctx, codeq.UniqueKey{Queue: task.Queue, Key: task.Unique.Key}) }

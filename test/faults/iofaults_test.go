@@ -43,8 +43,8 @@ var faultKinds = []string{
 	"read", "open", "link", "remove all", "mkdir", "lock", "list", "stat",
 }
 
-// faultModes tells how often an operation fails: once, from then on everywhere, or from then on in
-// the directory of the first failure.
+// faultModes are the ways in which an operation fails: once, from then on everywhere, or from then
+// on in the directory of the first failure.
 var faultModes = []string{"once", "onwards", "there"}
 
 // faultPlan fails the nth operation of a kind.

@@ -43,7 +43,7 @@ func TestPowerLossAtTheEndOfABlock(t *testing.T) {
 			defer func() { require.NoError(t, q.Close()) }()
 			db := queuetest.StoreOf(q, 0).DB()
 			produced := 0
-			produce := func(bytes int) (logged int) { // its log record is that many bytes longer than the payload
+			produce := func(bytes int) (logged int) { // logged: bytes of its record beside the payload
 				before := db.Metrics().WAL.Size
 				produced++
 				payload := fmt.Appendf(nil, "%d %s", produced, strings.Repeat("x", bytes))[:bytes]

@@ -93,7 +93,7 @@ func TestCrashAmidTelling(t *testing.T) {
 			queuetest.InFlow(t, opts, func(f *queuetest.FlowTest) {
 				parent = f.ProduceAt(0, codeq.Task{Queue: "parents"})
 				other = f.ProduceAt(1, codeq.Task{Queue: "others"})
-				f.ProduceAt(0, codeq.Task{Queue: "bystanders"}) // shows that the removed counters are missing
+				f.ProduceAt(0, codeq.Task{Queue: "bystanders"}) // reveals that counters are missing
 				for i := range 3 * third / 400 {
 					tasks := make([]codeq.Task, 400)
 					for j := range tasks {

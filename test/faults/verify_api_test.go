@@ -168,7 +168,7 @@ func TestRepair(t *testing.T) {
 			require.NoError(t, err)
 			n, err := keys.ParseNumber(value)
 			require.NoError(t, err)
-			m := keys.Message{Kind: keys.MsgEnded, Parent: keys.ID{1}, Child: keys.ID{2}} // the receiver has processed it
+			m := keys.Message{Kind: keys.MsgEnded, Parent: keys.ID{1}, Child: keys.ID{2}} // already received
 			require.NoError(t, db.Set(keys.AppendOutbound(nil, to, n), m.Append(nil), nil))
 			require.NoError(t, db.Delete(key, nil))
 			return nil

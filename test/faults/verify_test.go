@@ -51,7 +51,7 @@ func TestRepairOfFiles(t *testing.T) {
 				mayLose = simtest.UnreadableRecords(t, disk, dir, simtest.StoreRecords(t, c.Disk, dir))
 			}
 			r = queuetest.VerifyImage(t, disk, true)
-			if !r.OK() { // the name of a lane is lost: its tasks get another one, unknown to their scopes
+			if !r.OK() { // a lane has lost its name: its tasks get one that is not in their scopes
 				require.Contains(t, fmt.Sprint(r.Problems), "has scope", what)
 				continue
 			}
