@@ -93,9 +93,9 @@ var simDisks = []simFault{
 	}},
 	{"hung disk", 2, func(s *schedule) bool {
 		n, d := s.someNode(), s.upTo(20*time.Second)
-		// Only the stores hang, or the log too. Several groups share a log: it must not hang then,
-		// since while Pebble begins a new log for one group, the others wait for a mutex, and the
-		// fake clock waits for them. Received files must not hang either: connections wait for each
+		// Only the stores hang, or the log too. A log that several groups share must not hang:
+		// while Pebble begins a new log for one group, the others wait for a mutex, and the fake
+		// clock waits for them. Received files must not hang either: connections wait for each
 		// other in the same way.
 		store := s.rng.IntN(4) == 0 || s.opts.Shards > 1
 		n.mu.Lock()
