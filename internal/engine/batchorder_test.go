@@ -13,7 +13,7 @@ import (
 	"codeq/internal/failstop"
 )
 
-// TestBatchOrder: a batch that is sorted has the same effect, and its keys are in order.
+// TestBatchOrder: a sorted batch has the same effect, and its keys are in order.
 func TestBatchOrder(t *testing.T) {
 	open := func() *pebble.DB {
 		db, err := pebble.Open("", &pebble.Options{FS: crashfs.New(), Logger: failstop.New(slog.New(slog.DiscardHandler), "test")})

@@ -21,27 +21,27 @@ import (
 )
 
 // driver drives the States of a queue without an owner: groups, upkeep, messages, crashes. Stories
-// and the model do so.
+// and the model use it.
 type driver struct {
 	t       require.TestingT
 	shared  *store.Caches
 	seed    byte
 	config  Config
 	killed  bool          // the process before has died when shards are loaded
-	slow    time.Duration // by which each look at the clock of budgets moves it
+	slow    time.Duration // step of the clock of budgets at each reading
 	passed  time.Duration
 	shards  []*drivenShard
 	wanted  KindSet
-	tenants countedTenants // nil: shards know nothing of each other's tenants
+	tenants countedTenants // nil: shards do not know each other's tenants
 	Instant
 
 	clockAge  func(shard int) uint64           // State.ClockAge when a shard is loaded
-	forGood   func() bool                      // what was taken is durable; nil: always
+	forGood   func() bool                      // the taken messages are durable; nil: always
 	sealing   func(*drivenShard)               // before a group is sealed
-	sealed    func(*drivenShard)               // before it is written, which may release its batch; nil: nothing
-	persisted func(*drivenShard)               // Effects has what the group tells
+	sealed    func(*drivenShard)               // before the write, which may release the batch
+	persisted func(*drivenShard)               // Effects has the reports of the group
 	kept      func(*drivenShard, []upkeepDone) // the steps of upkeep in a group
-	forgotten func(*Queue)                     // that leaves memory
+	forgotten func(*Queue)                     // for a queue that leaves memory
 }
 
 // drivenShard is one shard. A group is under way from the first operation after a commit.
@@ -51,7 +51,7 @@ type drivenShard struct {
 	mail  []*delivery // under way to other shards
 }
 
-// delivery is messages under way.
+// delivery are messages under way.
 type delivery struct {
 	Outgoing
 	taken     int
@@ -63,7 +63,7 @@ func (d *driver) elapsed() time.Duration {
 	return d.passed
 }
 
-// open opens new shards, as many as the configuration says.
+// open opens new shards, in the number of the configuration.
 func (d *driver) open() {
 	d.config.Seed, d.config.Elapsed = [32]byte{d.seed}, d.elapsed
 	for range d.config.Shards {
@@ -75,7 +75,7 @@ func (d *driver) open() {
 	d.load()
 }
 
-// load makes States of what the stores have. It returns the schedules that rest.
+// load makes States of the stored data. It returns the schedules that rest.
 func (d *driver) load() (resting []*recurring) {
 	stores := make([]*store.Store, len(d.shards))
 	for i, s := range d.shards {
@@ -121,7 +121,7 @@ func (d *driver) close() {
 	d.shards = nil
 }
 
-// crash loads what has been committed. The monotonic clock begins anew.
+// crash loads the committed data. The monotonic clock begins anew.
 func (d *driver) crash() (resting []*recurring) {
 	for _, s := range d.shards {
 		s.State.Close()
@@ -132,8 +132,8 @@ func (d *driver) crash() (resting []*recurring) {
 	return d.load()
 }
 
-// begin begins a group of a shard, if none is under way, or gives what follows a budget of its
-// own.
+// begin begins a group of a shard, if none is under way. Otherwise it gives the next operation a
+// new budget.
 func (d *driver) begin(s *drivenShard) {
 	if !s.under {
 		s.under = true
@@ -188,7 +188,7 @@ func (d *driver) commit(s *drivenShard) {
 	}
 }
 
-// keepUp does what is due in a shard, in as many groups as that takes.
+// keepUp does the due work of a shard, in as many groups as necessary.
 func (d *driver) keepUp(s *drivenShard) (groups int) {
 	for !s.under && (s.isDueAt(d.Instant) || s.Names.ready.WantsRefill()) {
 		groups++
@@ -208,7 +208,7 @@ func (s *drivenShard) isDueAt(at Instant) bool {
 	return s.upkeepIsDue()
 }
 
-// take lets a shard take what is under way to it. took hears how many messages of whom.
+// take makes a shard take the messages under way to it. took gets their number and their sender.
 func (d *driver) take(s *drivenShard, took func(n int, p *delivery, from int)) {
 	for from, sender := range d.shards {
 		for _, p := range sender.mail {
@@ -223,8 +223,8 @@ func (d *driver) take(s *drivenShard, took func(n int, p *delivery, from int)) {
 	}
 }
 
-// confirm lets a shard go on with its next messages, and forget what the others have taken for
-// good.
+// confirm makes a shard go on with its next messages, and forget the messages that the others have
+// stored durably.
 func (d *driver) confirm(s *drivenShard) {
 	s.mail = slices.DeleteFunc(s.mail, func(p *delivery) bool {
 		if p.persisted {
@@ -238,7 +238,7 @@ func (d *driver) confirm(s *drivenShard) {
 	})
 }
 
-// lose loses what is under way from a shard, or the answers.
+// lose loses the messages under way from a shard, or the answers to them.
 func (d *driver) lose(s *drivenShard) {
 	for _, p := range s.mail {
 		s.Mail.Confirmed(p.To, p.First, 0)
@@ -246,7 +246,7 @@ func (d *driver) lose(s *drivenShard) {
 	s.mail = nil
 }
 
-// rules say what is good of the stored values that users see.
+// rules check the stored values that users see.
 var rules = &fsck.Rules{
 	Settings: func(value []byte) (uint64, error) {
 		set, err := ParseSettings(value)
@@ -255,8 +255,8 @@ var rules = &fsck.Rules{
 	Schedule: CheckSchedule,
 }
 
-// check makes sure that the disk of a shard does not contradict itself, nor its memory, if nothing
-// is under way.
+// check makes sure that the disk of a shard contradicts neither itself nor the shard's memory, if
+// nothing is under way.
 func (d *driver) check(s *drivenShard) error {
 	if s.under || !s.isAtRest() {
 		return nil
@@ -274,7 +274,7 @@ func (d *driver) check(s *drivenShard) error {
 	return nil
 }
 
-// tie writes into the record of a new task what binds it to others, by the names that it has.
+// tie writes the ties of a new task into its record, from the names in it.
 func tie(k *LaneKey, rec *record.Record) {
 	rec.Limit = keys.LimitScope(k.Queue, rec.LimitKey)
 	rec.Group = keys.GroupScope(k.Queue, k.Tenant, rec.LimitKey, rec.GroupKey)

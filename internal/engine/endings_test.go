@@ -9,8 +9,8 @@ import (
 	"codeq/internal/keys"
 )
 
-// TestEndings: how the last tasks have ended is remembered for a while, in bounded memory, and
-// without an allocation once that is full.
+// TestEndings: a shard keeps the ends of the last tasks for a while, in bounded memory, and without
+// an allocation once this memory is full.
 func TestEndings(t *testing.T) {
 	var e endings
 	id := func(n int) keys.ID { return keys.ID{byte(n >> 16), byte(n >> 8), byte(n), 1} }

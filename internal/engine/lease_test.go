@@ -9,8 +9,8 @@ import (
 	"codeq/internal/record"
 )
 
-// TestEndsOfAttemptsReadNothing: the end of an attempt reads the task's record from memory if it is
-// small, and as long as all copies together are; else from disk.
+// TestEndsOfAttemptsReadNothing: the end of an attempt reads the task's record from memory if the
+// record is small and all copies together are small; else from disk.
 func TestEndsOfAttemptsReadNothing(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -37,7 +37,7 @@ func TestEndsOfAttemptsReadNothing(t *testing.T) {
 				g := r.claim(name, 1)[0]
 				rec, err := record.Decode(g.Rec)
 				require.NoError(t, err)
-				rec.Payload[0] = 'x' // it is the worker's
+				rec.Payload[0] = 'x' // it belongs to the worker
 				before := r.reading.entries
 				r.in(func() (Verdict, error) { return end(g.Receipt) })
 				require.Equal(t, c.reads, r.reading.entries > before, name)
@@ -50,8 +50,8 @@ func TestEndsOfAttemptsReadNothing(t *testing.T) {
 	}
 }
 
-// TestLeaseIsSmall: a shard keeps thousands of leases. One fits into 224 bytes, a size of Go's
-// allocator; the next one is 240.
+// TestLeaseIsSmall: a shard keeps thousands of leases. A lease fits into 224 bytes, a size of Go's
+// allocator; the next size is 240.
 func TestLeaseIsSmall(t *testing.T) {
 	require.LessOrEqual(t, unsafe.Sizeof(lease{}), uintptr(224))
 }

@@ -36,8 +36,8 @@ func (m *minter) at(wall uint64) *minter {
 	return m
 }
 
-// TestMinterIncreases: whatever the wall clock does, IDs and numbers of a
-// shard increase, and IDs show the time as long as it goes forward.
+// TestMinterIncreases: for all steps of the wall clock, the IDs and numbers of a shard increase.
+// The IDs show the time as long as the clock goes forward.
 func TestMinterIncreases(t *testing.T) {
 	const hour = uint64(60 * 60 * 1000)
 	rapid.Check(t, func(t *rapid.T) {
@@ -98,9 +98,9 @@ func TestMinterResumes(t *testing.T) {
 	require.Positive(t, bytes.Compare(second[:], first[:]))
 }
 
-// TestMinterSetBack: places of tasks that become ready again never go back, lie
-// behind what was minted before, and are told apart by the millisecond, at half the speed of time
-// from the first look at a wall clock that is behind until it has caught up.
+// TestMinterSetBack: places of tasks that become ready again never go back, and lie behind all
+// places minted before. They differ by the millisecond. From the first reading of a wall clock that
+// is behind until this clock has caught up, they run at half the speed of time.
 func TestMinterSetBack(t *testing.T) {
 	const hour = uint64(60 * 60 * 1000)
 	rapid.Check(t, func(t *rapid.T) {
@@ -115,7 +115,7 @@ func TestMinterSetBack(t *testing.T) {
 				wall -= 3 * hour
 			case 1:
 				wall += 3 * hour
-			case 2: // the process is another
+			case 2: // a new process
 				m = &minter{clock: m.clock, rand: m.rand, shards: 1}
 			}
 			before, half := m.time, min(passed/2, m.time-min(shown, m.time))
@@ -162,8 +162,8 @@ func TestMintedIDs(t *testing.T) {
 	})
 }
 
-// TestRouting compares the shard of an keys.ID with the FNV-1a of the standard
-// library, and has every shard of every count mint IDs for itself.
+// TestRouting compares the shard of a keys.ID with the FNV-1a of the standard library. Every shard
+// of every count mints IDs for itself.
 func TestRouting(t *testing.T) {
 	route := func(id keys.ID, shards int) int {
 		h := fnv.New64a()
@@ -184,8 +184,7 @@ func TestRouting(t *testing.T) {
 	require.Zero(t, keys.ShardOf(keys.ID(bytes.Repeat([]byte{math.MaxUint8}, keys.IDLen)), 1))
 }
 
-// TestIDsDiffer: minters of one shard that know nothing of each other make
-// different IDs in the same millisecond.
+// TestIDsDiffer: independent minters of one shard make different IDs in the same millisecond.
 func TestIDsDiffer(t *testing.T) {
 	seen := make(map[keys.ID]bool)
 	for seed := range uint64(100) {
@@ -195,7 +194,8 @@ func TestIDsDiffer(t *testing.T) {
 	require.Len(t, seen, 100)
 }
 
-// lives are successive processes of a shard whose wall clock is ahead of the true time, or behind.
+// lives are successive processes of a shard, with a wall clock ahead of the true time, or behind
+// it.
 type lives struct {
 	minter
 	uptime, now uint64 // now is the true time, ms
@@ -203,7 +203,7 @@ type lives struct {
 	stamps      []madeAt
 }
 
-// madeAt is a stamp, and the true time at which it was made.
+// madeAt is a stamp, and its true time.
 type madeAt struct{ stamp, at uint64 }
 
 func newLives() *lives {
@@ -214,7 +214,7 @@ func newLives() *lives {
 
 func (l *lives) wall() uint64 { return uint64(int64(l.now) + l.ahead) }
 
-// pass lets some time pass, and then makes a stamp.
+// pass advances the time, and then makes a stamp.
 func (l *lives) pass(d time.Duration) {
 	l.now += uint64(d.Milliseconds())
 	l.uptime += uint64(d.Milliseconds())
@@ -222,7 +222,7 @@ func (l *lives) pass(d time.Duration) {
 	l.stamps = append(l.stamps, madeAt{l.next() >> clockShift, l.now})
 }
 
-// set sets the wall clock, which is ahead of the true time from then on.
+// set sets the wall clock: it is ahead of the true time from then on.
 func (l *lives) set(ahead time.Duration) {
 	l.ahead = ahead.Milliseconds()
 	l.tick(l.wall(), l.uptime)
@@ -237,16 +237,16 @@ func (l *lives) reopen(after, ahead time.Duration) {
 	l.pass(0)
 }
 
-// shownAge is the age that is shown of a stamp.
+// shownAge is the shown age of a stamp.
 func (l *lives) shownAge(stamp uint64) time.Duration {
 	c := store.Clock{Wall: l.wall(), Stamps: max(l.time, l.clock>>clockShift), Sets: l.sets}
 	shown, _ := c.ByWall(stamp)
 	return time.Duration(int64(l.wall()-shown)) * time.Millisecond
 }
 
-// TestAgesWithSetClocks: the ages that are shown of stamps are right while the wall clock is: of
-// those from before, while and after it was ahead or behind, by a restart or not, and also once the
-// clock that stamps is not ahead any more.
+// TestAgesWithSetClocks: the shown ages of stamps are right while the wall clock is right. This
+// holds for stamps from the time before, during and after an error of the wall clock, ahead or
+// behind, with a restart or without one. It also holds once the clock of stamps is no longer ahead.
 func TestAgesWithSetClocks(t *testing.T) {
 	for _, by := range []time.Duration{3 * time.Second, 10 * time.Second, time.Hour, 24 * time.Hour, 13 * 365 * 24 * time.Hour} {
 		for _, sign := range []time.Duration{1, -1} {
@@ -261,7 +261,7 @@ func TestAgesWithSetClocks(t *testing.T) {
 						for i, s := range l.stamps {
 							age := time.Duration(l.now-s.at) * time.Millisecond
 							but := but
-							if how == "restart" { // nobody knows for how long the shard was closed
+							if how == "restart" { // the time without an open shard is unknown
 								but += age / 10
 							}
 							require.InDelta(t, age.Seconds(), l.shownAge(s.stamp).Seconds(), but.Seconds(), "stamp %d of %v: age %v, clocks %v", i, len(l.stamps), age, l.sets)
@@ -293,9 +293,9 @@ func TestAgesWithSetClocks(t *testing.T) {
 	}
 }
 
-// TestAgesGrow: however clocks are set and processes end, no stamp is shown as a time to come, or
-// as made before an earlier one, and each age grows by the time that passes while nobody sets the
-// clock.
+// TestAgesGrow: for all clock settings and all ends of processes, no stamp appears as a future
+// time, or as older than an earlier stamp. Each age grows by the time that passes between two
+// settings of the clock.
 func TestAgesGrow(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		some := func(name string) time.Duration {

@@ -25,14 +25,14 @@ var (
 	modelEvery  = flag.Int("model.every", 20, "TestModel compares all at each so many steps, and at the end")
 )
 
-// TestModel runs random operations on the shards of a queue and on a model of it. It compares what
-// the operations answer, what the shards tell (events, ends, canceled leases) and, at each k-th
-// step and at the end, every task in its state and place, the counts and settings; and it makes
-// sure that the disk of a shard does not contradict itself (fsck.Check) nor the shard's memory
-// (State.Check).
+// TestModel runs random operations on the shards of a queue and on a model of it. It compares the
+// answers of the operations and the reports of the shards (events, ends, canceled leases). At each
+// k-th step and at the end it compares the state and place of every task, the counts and the
+// settings. It checks that the disk of a shard contradicts neither itself (fsck.Check) nor the
+// memory of the shard (State.Check).
 //
-// Nothing is left to chance but what rapid draws: a seed reproduces a run. -rapid.checks and
-// -rapid.steps make it longer.
+// All chance comes from rapid: a seed reproduces a run. -rapid.checks and -rapid.steps make a run
+// longer.
 func TestModel(t *testing.T) {
 	shared := store.NewCaches(8<<20, 1<<20, 8)
 	defer shared.Close()
@@ -91,109 +91,109 @@ func (m *model) actions() map[string]func(*rapid.T) {
 	}
 }
 
-// model is the shards under test and what is known of them.
+// model is the shards under test, with the expectations about them.
 type model struct {
 	driver
 	rt  *rapid.T
-	rng *rand.Rand // decides what a run does in an order of its own: losses, sweeps
+	rng *rand.Rand // for the choices outside the order of rapid: losses, sweeps
 
 	tasks    map[keys.ID]*modelTask
 	totals   map[shardQueue]keys.Totals
-	live     []*modelTask   // those of tasks, in the order in which they were admitted
-	gone     []keys.ID      // tasks that are no more
-	receipts []Receipt      // all that were given out
+	live     []*modelTask   // the values of tasks, in the order of their admission
+	gone     []keys.ID      // tasks that no longer exist
+	receipts []Receipt      // all receipts so far
 	minted   map[int]uint64 // largest since of a new task, by shard
 	given    map[int]uint64 // latest time of any since, by shard, ms
 	clocks   []modelClock   // of leases, by shard
-	latest   uint64         // that the wall clock has been stepped to, ms
+	latest   uint64         // largest time of the wall clock after a step, ms
 	decades  bool           // the wall clock has been stepped by years: totals of days have gone
 	order    []keys.ID      // all tasks that ever were
 	serial   int            // of the last payload
-	jitter   uint64         // by which the steps of the wall clock may have delayed clocks of periods, ms
+	jitter   uint64         // largest delay of the clocks of periods by steps of the wall clock, ms
 	age      uint64         // of the model, by a monotonic clock that no crash sets back, ms
 	steps    int
 	ops      int
-	commits  int                // until the power fails; 0: it does not
-	adopted  map[string]keys.ID // by payload: what was stored since a call amid which the power fails
+	commits  int                // until the power fails; 0: no power failure
+	adopted  map[string]keys.ID // by payload: tasks stored since the call with the power failure
 
 	settings  map[string]Settings
 	versions  map[string]uint64 // of settings; 0: there are none
 	removed   uint64            // the largest version of settings that were removed
 	schedules map[string]*modelSchedule
 	byKey     map[[keys.UniqueLen]byte]*modelKey
-	turns     map[uint64]keys.ID // who has the turn of a group, by scope
-	contested map[uint64]bool    // groups of which the turn is open
+	turns     map[uint64]keys.ID // the task with the turn of a group, by scope
+	contested map[uint64]bool    // groups with several possible holders of the turn
 	delayed   map[uint64]bool    // groups that go on now, as their orphans ended with the process
-	completed keys.ID            // the task whose follow-ups are taken in
+	completed keys.ID            // the model takes in the follow-ups of this task
 	woken     []*modelTask       // their parents have ended
-	doomed    []*modelTask       // to be canceled, as a parent was
-	canceled  map[Receipt]bool   // leases that were ended by Cancel since the last load
+	doomed    []*modelTask       // the cancellation of a parent cancels them
+	canceled  map[Receipt]bool   // leases that Cancel has ended since the last load
 	orphans   map[Receipt]modelOrphan
 	endings   map[keys.ID]modelEnding
 	plain     bool           // no task is bound to others
-	reopened  bool           // all turns that are passed on are contested
+	reopened  bool           // all turns that pass to another task are contested
 	unpinned  []*modelTask   // parents that were released while there was no room
-	hurried   bool           // calls are drawn that come together
-	unordered bool           // their effects are taken in, and which group has which is open
+	hurried   bool           // the drawn calls come together
+	unordered bool           // the model takes in their effects: the group of each one is unknown
 	drawn     int            // the ties that drawTasks draws
-	claimed   bool           // in this step: tasks may have been parked
-	calls     uint64         // produces that have a number
+	claimed   bool           // in this step: claims may have parked tasks
+	calls     uint64         // produces with a number
 	life      uint64         // of the node that numbers them
-	numbered  []*produceCall // those that were decided
+	numbered  []*produceCall // the decided ones
 	sessions  map[int]modelSession
 	dead      *crash         // of the process before
 	places    map[int]int    // of suspects, by shard
 	beside    map[int]int    // tasks that suspects come after, likewise
-	until     map[int]uint64 // of the last crash that a shard of a cluster knows
+	until     map[int]uint64 // of the last crash, as known to a shard of a cluster
 
 	served  map[laneID]bool           // in this step
-	passes  map[laneID]map[laneID]int // by lane with ready tasks: steps that served the other and not it
+	passes  map[laneID]map[laneID]int // by ready lane: steps that served only the other lane
 	weights map[[2]string]int         // by queue and tenant, the largest since the last load
 
 	told, expected []string // events, ends and canceled leases of this step
 }
 
-// modelTask is what the model knows of a task.
+// modelTask is a task in the model.
 type modelTask struct {
 	id keys.ID
 	LaneKey
-	rec    record.Record // what its producer says, the attempts, and the last error
+	rec    record.Record // the fields from its producer, the attempts, and the last error
 	state  TaskState
-	at     uint64 // wall clock, ms: of a task that has ended its end, of a leased one the deadline
+	at     uint64 // wall clock, ms: the end of an ended task, the deadline of a leased one
 	result string
 	shard  int
 	since  uint64 // Ready, Leased: its place in the lane
-	until  uint64 // Scheduled, Dead, Done, Canceled: when that ends by clockOf, ms
+	until  uint64 // Scheduled, Dead, Done, Canceled: the end of this state by clockOf, ms
 
 	on     blockedOn
-	waits  map[keys.ID]bool // parents that have not ended, or are dead letters
-	parent bool             // others wait for it, or did
-	pins   map[keys.ID]bool // Done: children for which it is kept
-	kept   uint64           // Done, with pins: its bucket when they have ended
-	late   bool             // became ready in a group after the one of the step's operation
+	waits  map[keys.ID]bool // parents that have not ended, or that are dead letters
+	parent bool             // other tasks wait for it, or have waited
+	pins   map[keys.ID]bool // Done: it is kept for these children
+	kept   uint64           // Done, with pins: its bucket after the end of the children
+	late   bool             // became ready in a group after the group of the step's operation
 
-	receipt  Receipt // the last that was given out
+	receipt  Receipt // the latest one
 	deadline uint64  // Leased: by the monotonic clock, ms
 	ends     uint64  // Leased: by the shard's clock of leases, ms
-	promised uint64  // Leased: the age of the model before which the lease does not run out, ms; else: for isOver
-	duration uint64  // Leased: of the lease; else: of what until ends, ms
+	promised uint64  // Leased: earliest end of the lease, by age, ms; else: for isOver
+	duration uint64  // Leased: of the lease; else: of the state that ends at until, ms
 	local    bool    // Leased: by this process
 	started  bool    // as a suspect, since the process began
 	handled  bool    // Leased: by Run
 	overdue  bool    // Leased: the attempt counts already
 	over     bool    // Leased: the lease had ended when the shard was loaded
-	expired  bool    // a lease has run out otherwise
+	expired  bool    // a lease has run out in another way
 }
 
 func (t *modelTask) compare(o *modelTask) int {
 	return cmp.Or(cmp.Compare(t.since, o.since), bytes.Compare(t.id[:], o.id[:]))
 }
 
-// modelClock is what the model knows of a shard's clock of leases.
+// modelClock is a shard's clock of leases in the model.
 type modelClock struct {
 	ahead  uint64 // of the monotonic clock, ms; it may wrap around
-	stored uint64 // what disk has
-	age    uint64 // of the model, ms, when that was stored
+	stored uint64 // the value on disk
+	age    uint64 // of the model when the shard stored that value, ms
 }
 
 // shardQueue is a queue in a shard.
@@ -215,7 +215,7 @@ func (l laneID) rivals(o laneID) bool {
 	return l != o && l.shard == o.shard && l.Queue == o.Queue && l.Priority == o.Priority
 }
 
-// What a group, and a large record have at the most in the model; a group only with -model.groups.
+// Upper limits in the model for a group and a large record; for a group only with -model.groups.
 const (
 	smallGroup  = 4 << 10
 	largeRecord = 3 << 10
@@ -252,7 +252,7 @@ func oneOf[T any](m *model, what string, of ...T) T { return rapid.SampledFrom(o
 // oneIn is true once in about n times.
 func (m *model) oneIn(n int, what string) bool { return rapid.IntRange(0, n-1).Draw(m.rt, what) == 0 }
 
-// drawConfig draws what a process opens the shards with.
+// drawConfig draws the configuration of a process.
 func (m *model) drawConfig() {
 	m.config = Config{
 		Shards: m.config.Shards, Replicated: m.config.Replicated, Seed: m.config.Seed, Elapsed: m.config.Elapsed,
@@ -275,10 +275,10 @@ func (m *model) drawConfig() {
 	m.wanted = oneOf[KindSet](m, "wanted", 0, 1<<EndOfEvents-2|WantOutcomes|WantCancels|WantCounts)
 }
 
-// isSmall reports whether groups may end before all is done that is due.
+// isSmall reports whether groups may end before all due work is done.
 func (m *model) isSmall() bool { return m.config.GroupBytes == smallGroup || m.slow > 0 }
 
-// begun is when the shards have been loaded.
+// begun prepares the model after a load of the shards.
 func (m *model) begun() {
 	clear(m.passes)
 	m.canceled, m.weights = make(map[Receipt]bool), make(map[[2]string]int)
@@ -294,8 +294,8 @@ func (m *model) noError(err error) {
 	}
 }
 
-// since is the place of a task that becomes ready again now: behind every place
-// that its shard has given in another millisecond, whatever the clocks showed.
+// since is the place of a task that becomes ready again now: behind every place from another
+// millisecond in its shard, for all values of the clocks.
 func (m *model) since(shard int) uint64 {
 	ms := m.orderTime(shard)
 	if ms < m.given[shard] {
@@ -305,8 +305,8 @@ func (m *model) since(shard int) uint64 {
 	return keys.MovedSince(ms)
 }
 
-// orderTime is the time by which a shard orders what becomes ready, ms: the wall
-// clock's unless that was ahead.
+// orderTime is a shard's time for the order of tasks that become ready, ms: the time of the wall
+// clock unless the wall clock was ahead.
 func (m *model) orderTime(shard int) uint64 {
 	mint := m.shards[shard].mint
 	mint.tick(m.Wall, m.Uptime)
@@ -317,7 +317,8 @@ func (m *model) orderTime(shard int) uint64 {
 	return ms
 }
 
-// period is a shard's clock of periods. It is the wall clock unless that was ahead.
+// period is a shard's clock of periods. It shows the time of the wall clock unless the wall clock
+// was ahead.
 func (m *model) period(shard int) uint64 {
 	c := m.shards[shard].periods
 	c.tick(m.Wall, m.Uptime)
@@ -327,10 +328,10 @@ func (m *model) period(shard int) uint64 {
 	return c.now
 }
 
-// isWait reports whether a task that is scheduled waits between attempts.
+// isWait reports whether a scheduled task waits between attempts.
 func (t *modelTask) isWait() bool { return t.state == Scheduled && t.until != t.rec.RunAt }
 
-// clockOf is the clock by which the state of a task ends.
+// clockOf is the clock for the end of a task's state.
 func (m *model) clockOf(t *modelTask) uint64 {
 	if t.state == Scheduled && !t.isWait() {
 		return m.Wall
@@ -338,19 +339,19 @@ func (m *model) clockOf(t *modelTask) uint64 {
 	return m.period(t.shard)
 }
 
-// lasts sets when the state of a task ends that was given as a length.
+// lasts sets the end of a task's state that has a length.
 func (m *model) lasts(t *modelTask, until uint64) {
 	t.until, t.duration = until, until-m.period(t.shard)
 	t.promised = m.promise(t.duration)
 }
 
-// promise is when a period of some ms that begins now is over, for isOver: clocks of periods follow
-// a wall clock that is a little behind.
+// promise is the end of a period of some ms that begins now, for isOver: clocks of periods follow a
+// wall clock that is a little behind.
 func (m *model) promise(ms uint64) uint64 {
 	return m.age + ms + ms>>clockDrift + clockJitter - m.jitter
 }
 
-// isOver reports whether a period is over that was promised.
+// isOver reports whether a promised period is over.
 func (m *model) isOver(promised uint64) bool { return promised+m.jitter < m.age }
 
 // retained is the end of the retention of a task of a shard.
@@ -358,7 +359,8 @@ func (m *model) retained(t *modelTask, ms int64) { m.lasts(t, keys.BucketOf(m.pe
 
 // Groups.
 
-// group begins a group of a shard with what is due, or gives what follows a budget of its own.
+// group begins a group of a shard with the due work. If a group is already under way, the next
+// operation gets its own budget.
 func (m *model) group(shard int) *drivenShard {
 	s := m.shards[shard]
 	if !s.under {
@@ -372,7 +374,7 @@ func (m *model) group(shard int) *drivenShard {
 	return s
 }
 
-// decide lets a shard decide, in as many groups as that takes.
+// decide makes a shard decide an operation, in as many groups as necessary.
 func (m *model) decide(shard int, verb func(*drivenShard) (Verdict, error)) (Verdict, error) {
 	m.ops++
 	for n := 0; ; n++ {
@@ -389,7 +391,7 @@ func (m *model) decide(shard int, verb func(*drivenShard) (Verdict, error)) (Ver
 	}
 }
 
-// powerFails is the panic of a commit after which the power fails.
+// powerFails is the panic of a commit: the power fails after it.
 type powerFails struct{}
 
 func (m *model) persist(s *drivenShard) {
@@ -402,8 +404,8 @@ func (m *model) persist(s *drivenShard) {
 	}
 }
 
-// deliver commits what is under way, and does what is due, until nothing is left: messages get lost
-// meanwhile, or their confirmations do.
+// deliver commits the groups under way and does the due work, until nothing is left. Meanwhile it
+// loses some messages, or their confirmations.
 func (m *model) deliver() {
 	for rounds, busy := 0, true; busy; rounds++ {
 		if rounds > 1000 {
@@ -412,7 +414,7 @@ func (m *model) deliver() {
 		busy = false
 		for _, n := range m.rng.Perm(len(m.shards)) {
 			s := m.shards[n]
-			if s.isDueAt(m.Instant) || s.Names.ready.WantsRefill() || !s.Group.Batch.Empty() { // with what peers have told in load
+			if s.isDueAt(m.Instant) || s.Names.ready.WantsRefill() || !s.Group.Batch.Empty() { // with mail from load
 				m.group(n)
 			}
 			if sw := s.Effects.Sweep; sw != nil && m.rng.IntN(2) == 0 {
@@ -441,7 +443,7 @@ func (m *model) advance(ms uint64) {
 	m.Wall, m.Now, m.Uptime, m.age = m.Wall+ms, m.Now+ms, m.Uptime+ms, m.age+ms
 }
 
-// pass lets time pass, and stops wherever it brings something.
+// pass advances the time, and stops at each event that the time brings.
 func (m *model) pass(ms uint64) {
 	for end := m.Uptime + ms; m.Uptime < end; {
 		m.advance(min(end-m.Uptime, m.nextEvent()))
@@ -462,7 +464,7 @@ func (m *model) sleepToNextEvent(t *rapid.T) {
 	m.pass(1)
 }
 
-// nextEvent is in how long time brings something, ms.
+// nextEvent is the time until the next event that time alone brings, ms.
 func (m *model) nextEvent() uint64 {
 	next := uint64(Never)
 	for _, t := range m.live {
@@ -484,7 +486,7 @@ func (m *model) nextEvent() uint64 {
 	return next
 }
 
-// sync does what time has brought, in the order of the shard's upkeep.
+// sync does the work that has become due, in the order of the shard's upkeep.
 func (m *model) sync() {
 	tasks := slices.Clone(m.live)
 	slices.SortStableFunc(tasks, func(a, b *modelTask) int {
@@ -547,7 +549,7 @@ func (m *model) stepWall(t *rapid.T) {
 	m.setWall(m.Wall + step)
 	m.deliver()
 	m.sync()
-	m.sync() // dead letters of that hour may not have been kept for all of it
+	m.sync() // dead letters of that hour may have been kept for less than the hour
 	m.settle(true)
 }
 
@@ -558,9 +560,9 @@ func (m *model) setWall(to uint64) {
 
 // The end of a process.
 
-// reboot is the end of a process between two calls; the wall clock of the next one may be another.
+// reboot ends a process between two calls; the wall clock of the next process may differ.
 func (m *model) reboot(*rapid.T) {
-	if m.oneIn(3, "wrong clock") { // that of the process before, or of this one
+	if m.oneIn(3, "wrong clock") { // the clock of the process before, or of this one
 		step := oneOf[uint64](m, "by", 5000, 24*3600_000, years)
 		if step == years && m.hasAllTicks() { // they would be produced
 			step = 5000
@@ -574,7 +576,7 @@ func (m *model) reboot(*rapid.T) {
 	m.reopen()
 }
 
-// reopen is the end of a process, and another one that loads what has been committed.
+// reopen ends a process; the next process loads the committed state.
 func (m *model) reopen() {
 	m.drawConfig()
 	m.countDead()
@@ -586,7 +588,7 @@ func (m *model) reopen() {
 	m.settle(true)
 }
 
-// years is how far a wrong clock may be ahead, ms.
+// years is the largest error of a wrong clock that is ahead, ms.
 const years = 13 * 365 * 24 * 3600_000
 
 func (m *model) hasAllTicks() bool {
@@ -598,8 +600,8 @@ func (m *model) hasAllTicks() bool {
 	return false
 }
 
-// resume sets the deadlines of leases that a process has found. What was given as a length ends
-// after it at the latest.
+// resume sets the deadlines of leases that a process has found. A state with a length ends after
+// this length at the latest.
 func (m *model) resume() {
 	m.dropOrphans()
 	for _, k := range m.byKey {
@@ -622,14 +624,14 @@ func (m *model) resume() {
 	}
 }
 
-// lease sets the deadline of a lease that is granted or extended; it is stored.
+// lease sets the deadline of a granted or extended lease; the shard stores it.
 func (m *model) lease(t *modelTask, ms uint64) {
 	t.duration, t.at = ms, m.Wall+ms
 	t.ends, t.promised = m.Now+m.clocks[t.shard].ahead+ms, m.age+ms
 }
 
-// continueClock continues a shard's clock of leases in another process, and returns for how long
-// that knows it: not longer than it has been stored.
+// continueClock continues a shard's clock of leases in another process. It returns for how long the
+// new process has known the clock: not longer than the clock has been stored.
 func (m *model) continueClock(shard int) (known uint64) {
 	c := &m.clocks[shard]
 	since := m.age - c.age
@@ -638,7 +640,7 @@ func (m *model) continueClock(shard int) (known uint64) {
 	return known
 }
 
-// hearClock checks what a group has stored of the clock of leases.
+// hearClock checks the clock of leases that a group has stored.
 func (m *model) hearClock(s *drivenShard) {
 	for r := s.Group.Batch.Reader(); ; {
 		_, key, value, ok, err := r.Next()
@@ -660,15 +662,15 @@ func (m *model) hearClock(s *drivenShard) {
 	}
 }
 
-// crashAmid is the action of a call after whose first commits the power fails:
-// with the first one, all that follows from it is certain, by what is stored.
+// crashAmid is the action of a call with a power failure after its first commits. After the first
+// commit, all its consequences are certain: the stored state implies them.
 func (m *model) crashAmid(t *rapid.T) {
 	m.drawn = tiesAll
 	m.crashAfter(oneOf(m, "call", (*model).drawComplete, (*model).drawFinish, (*model).drawControl,
 		(*model).drawReleaseKey, (*model).drawProduce)(m))
 }
 
-// crashAfter makes a call after whose first commits the power fails.
+// crashAfter makes a call; the power fails after its first commits.
 func (m *model) crashAfter(c call) {
 	m.commits = rapid.IntRange(1, 4).Draw(m.rt, "commits")
 	m.adopted = make(map[string]keys.ID)
@@ -678,10 +680,10 @@ func (m *model) crashAfter(c call) {
 	}) {
 		m.countDead()
 		m.driver.crash()
-		m.reopened = true // what is let go on now may come in another order
+		m.reopened = true // tasks that go on now may do so in another order
 		canceled := m.canceled
 		m.begun()
-		m.canceled = canceled // those that the call has found
+		m.canceled = canceled // the call has found them
 	}
 	c.apply(m)
 	m.adopted = nil
@@ -698,7 +700,7 @@ func (m *model) crashAfter(c call) {
 	m.settle(!reopened)
 }
 
-// failed reports whether the power has failed amid what is done.
+// failed reports whether the power has failed during do.
 func (m *model) failed(do func()) (failed bool) {
 	defer func() {
 		m.commits = 0
@@ -720,7 +722,7 @@ func (m *model) forget(*rapid.T) {
 	m.deliver() // keys are listed again
 }
 
-// flush moves what a shard has in memory into a table, and perhaps all tables into one.
+// flush writes a shard's memory into a table, and perhaps merges all tables into one.
 func (m *model) flush(t *rapid.T) {
 	db := m.shards[m.drawShard()].Store.DB()
 	m.noError(db.Flush())
@@ -729,12 +731,12 @@ func (m *model) flush(t *rapid.T) {
 	}
 }
 
-// lowDisk is the action of calls while there is less room on the disk, and perhaps
-// of time that passes meanwhile: calls are refused by the level and change nothing,
-// or do what they always do. What they let go on does so when there is room.
+// lowDisk is the action of calls while the disk has less room; time may pass meanwhile. The level
+// of room refuses a call, which then changes nothing, or the call does its usual work. Tasks that
+// the call releases go on when there is room.
 func (m *model) lowDisk(*rapid.T) {
 	level := RoomLow
-	if m.plain { // what goes on later with tasks that are bound to others may come in another order
+	if m.plain { // tasks with ties to other tasks may go on later in another order
 		level = Room(rapid.IntRange(int(RoomLow), int(RoomEmpty)).Draw(m.rt, "level"))
 	}
 	m.setRoom(level)
@@ -771,7 +773,7 @@ func (m *model) setRoom(level Room) {
 	}
 }
 
-// drawInRoom draws a call that an owner asks for at a level of room; nil: there is none.
+// drawInRoom draws a call that an owner asks for at a level of room; nil: no such call exists.
 func (m *model) drawInRoom(level Room) (c call) {
 	var draws []func(*model) call
 	if level <= RoomNone && len(m.order) > 0 {
@@ -796,8 +798,8 @@ func (m *model) drawInRoom(level Room) (c call) {
 	return c
 }
 
-// weigh notes how many claims in a row a tenant may get: as many as the largest
-// weight since the load says, as a turn that has begun ends as it would have.
+// weigh notes how many claims in a row a tenant may get: its largest weight since the load, because
+// a change of the weight does not change a turn that has begun.
 func (m *model) weigh() {
 	for name, set := range m.settings {
 		for tenant, w := range set.TenantWeights {
@@ -809,7 +811,7 @@ func (m *model) weigh() {
 
 // Turns of tenants.
 
-// countTurns makes sure that tenants take turns.
+// countTurns checks that tenants take turns.
 func (m *model) countTurns(strict bool) {
 	ready := make(map[laneID]bool)
 	for _, t := range m.live {
@@ -823,7 +825,7 @@ func (m *model) countTurns(strict bool) {
 			m.passes[l] = make(map[laneID]int)
 			continue
 		}
-		if m.settings[l.Queue].ConcurrencyPerKey > 0 { // what is ready may have to wait
+		if m.settings[l.Queue].ConcurrencyPerKey > 0 { // ready tasks may have to wait
 			continue
 		}
 		for other := range m.served {
@@ -839,7 +841,7 @@ func (m *model) countTurns(strict bool) {
 	clear(m.served)
 }
 
-// expect notes that an event of a task is to be counted, and told.
+// expect notes that the shard must count and report an event of a task.
 func (m *model) expect(kind EventKind, t *modelTask, cause string) {
 	of := shardQueue{t.shard, t.Queue}
 	n := m.totals[of]
@@ -850,9 +852,9 @@ func (m *model) expect(kind EventKind, t *modelTask, cause string) {
 	}
 }
 
-// hear notes what a group tells.
+// hear notes the reports of a group.
 func (m *model) hear(s *drivenShard) {
-	if m.adopted != nil { // what goes on when the shards are open again may end it
+	if m.adopted != nil { // the work after the next start of the shards may end the task
 		m.eachStored(func(t *store.Task) { m.adopted[string(t.Record.Payload)] = t.ID })
 	}
 	m.hearPlaces(s)
@@ -883,8 +885,8 @@ func (m *model) hear(s *drivenShard) {
 	}
 }
 
-// modelEnding is what a shard remembers of a task that is not kept, until an uptime. perhaps: it
-// may have forgotten it in a crash.
+// modelEnding is a shard's memory of a task that is not kept, until an uptime. perhaps: a crash may
+// have removed this memory.
 type modelEnding struct {
 	text    string
 	until   uint64

@@ -19,9 +19,9 @@ import (
 
 // call is an operation that callers ask for.
 type call interface {
-	// do lets the shards decide it.
+	// do makes the shards decide the call.
 	do(m *model)
-	// apply judges the answer, and does the same in the model.
+	// apply checks the answer, and does the same in the model.
 	apply(m *model)
 }
 
@@ -48,7 +48,7 @@ func (m *model) drain(*rapid.T) {
 	}
 }
 
-// handBack is the action of a claim that returns some of what it got.
+// handBack is the action of a claim that returns some of its tasks.
 func (m *model) handBack(*rapid.T) {
 	w := m.drawClaimBatch().(*claimCall)
 	m.run(w)
@@ -59,12 +59,12 @@ func (m *model) handBack(*rapid.T) {
 	}
 }
 
-// together is the action of several calls that are decided in one group of each shard.
+// together is the action of several calls that each shard decides in one group.
 func (m *model) together(*rapid.T) {
 	draws := []func(*model) call{
 		(*model).drawProduce, (*model).drawClaimBatch, (*model).drawComplete, (*model).drawFinish, (*model).drawExtend,
 	}
-	atOnce := m.plain && !m.isSmall() // what each does is certain before the commit, but for the IDs of follow-ups
+	atOnce := m.plain && !m.isSmall() // certain before the commit, except IDs of follow-ups
 	if atOnce {
 		draws[2] = (*model).drawCompleteAlone
 	}
@@ -103,15 +103,15 @@ func (m *model) together(*rapid.T) {
 	m.settle(false)
 }
 
-// hurriedly draws calls that are decided in one group, or without room for what they add.
+// hurriedly draws calls for one group, or calls without room for their additions.
 func (m *model) hurriedly(draw func()) {
 	m.hurried = true
 	defer func() { m.hurried = false }()
 	draw()
 }
 
-// inTurn is the action of time that passes, and of calls that are decided in the group of what it
-// has brought.
+// inTurn is the action of time that passes, and of calls that the shard decides in the group with
+// the work that has become due.
 func (m *model) inTurn(t *rapid.T) {
 	next := m.nextEvent()
 	if !m.plain || m.isSmall() || next == Never || len(m.schedules) > 0 { // a tick's task is found once it is stored
@@ -134,9 +134,9 @@ func (m *model) inTurn(t *rapid.T) {
 	m.settle(false)
 }
 
-// inOneGroup is the action of calls that change tasks that wait, each of them perhaps
-// several times, and produce tasks whose keys these have: a shard decides
-// those that are for it in one go, and each finds what the ones before it have done.
+// inOneGroup is the action of calls that change waiting tasks, some tasks several times, and that
+// produce tasks with the keys of these tasks. A shard decides all its calls in one group, and each
+// call finds the effects of the calls before it.
 func (m *model) inOneGroup(*rapid.T) {
 	if m.plain {
 		m.rt.Skip()
@@ -150,7 +150,7 @@ func (m *model) inOneGroup(*rapid.T) {
 		}
 		calls = append(calls, m.drawAlteration(oneOf(m, "how", AlterPriority, AlterRunAt, AlterRedrive)))
 	}
-	if rapid.Bool().Draw(m.rt, "release a key") { // last, as it may have to wait for the next group
+	if rapid.Bool().Draw(m.rt, "release a key") { // last: it may wait for the next group
 		c := m.drawReleaseKey().(*releaseKeyCall)
 		if p, ok := calls[len(calls)-1].(*produceCall); ok && p.tasks[0].rec.UniqueKey != "" {
 			c.of = p.tasks[0]
@@ -167,8 +167,8 @@ func (m *model) inOneGroup(*rapid.T) {
 	m.settle(false)
 }
 
-// alterWoken is the action of a call that alters a task in the group in which the last of its
-// parents ends: as long as it waits, if that group lets it go on no more, or when it has gone on.
+// alterWoken is the action of a call that alters a task in the group with the end of its last
+// parent. The task still waits if this group does not release it; else the task has gone on.
 func (m *model) alterWoken(t *rapid.T) {
 	leased := m.leasedTasks()
 	if m.plain || len(leased) == 0 {
@@ -206,8 +206,8 @@ func (m *model) leasedTasks() []*modelTask {
 	return slices.DeleteFunc(slices.Clone(m.live), func(t *modelTask) bool { return t.state != Leased })
 }
 
-// family is the action of a task that ends while many wait for it, of whom the first know by
-// the commit of its end.
+// family is the action of a task that ends while many children wait for it. The first children
+// learn its end in the commit of this end.
 func (m *model) family(t *rapid.T) {
 	leased := m.leasedTasks()
 	if m.plain || len(leased) == 0 || len(m.live) > 150 {
@@ -239,8 +239,8 @@ func (m *model) family(t *rapid.T) {
 	}
 }
 
-// crowd is the action of tasks of one key, of which one or two can be leased:
-// claims park the others. Room may then pass to the next, and on from there.
+// crowd is the action of tasks of one key with a limit of one or two leases: claims park the other
+// tasks. Room may then pass to the next task, and from there to another one.
 func (m *model) crowd(t *rapid.T) {
 	if m.plain {
 		t.Skip()
@@ -275,7 +275,7 @@ func (m *model) crowd(t *rapid.T) {
 	}
 }
 
-// spec is what a producer says of a task.
+// spec is a task as its producer describes it.
 type spec struct {
 	LaneKey
 	rec record.Record
@@ -286,7 +286,7 @@ const (
 	tiesNone  = iota
 	tiesLocal // decided at once: no parents, and no replacement
 	tiesKeys  // decided at once: no parents
-	tiesNext  // parents do not have the task canceled at once
+	tiesNext  // no parent cancels the task at once
 	tiesAll
 )
 
@@ -324,7 +324,7 @@ func (m *model) drawTasks(n int) []spec {
 	return tasks
 }
 
-// drawTies binds the i-th task of a batch to others.
+// drawTies binds the i-th task of a batch to other tasks.
 func (m *model) drawTies(t *spec, i int) {
 	r := &t.rec
 	r.GroupKey = oneOf(m, "group", "", "", "g")
@@ -372,7 +372,7 @@ func (m *model) enlarge(t *spec) {
 	t.rec.Payload = fmt.Appendf(t.rec.Payload, "%*s", largeRecord-600, "")
 }
 
-// strangers is IDs of tasks that never were.
+// strangers are IDs of tasks that never existed.
 func (m *model) strangers(n int) (ids [][record.IDLen]byte) {
 	for i := range n {
 		id := m.order[0]
@@ -384,7 +384,7 @@ func (m *model) strangers(n int) (ids [][record.IDLen]byte) {
 
 func (m *model) drawShard() int { return rapid.IntRange(0, m.config.Shards-1).Draw(m.rt, "shard") }
 
-// home is the shard to which a task belongs, or -1.
+// home is the home shard of a task; -1: any shard.
 func (m *model) home(rec *record.Record) int {
 	if home, bound := rec.Ties.Home(m.config.Shards); bound {
 		return home
@@ -392,7 +392,8 @@ func (m *model) home(rec *record.Record) int {
 	return -1
 }
 
-// singleOut makes a batch one as callers send it: no task replaces another one of the batch.
+// singleOut changes a batch into one that callers may send: no task replaces another one of the
+// batch.
 func (m *model) singleOut(tasks []spec) {
 	known := make(map[[keys.UniqueLen]byte]bool)
 	for i := range tasks {
@@ -419,8 +420,8 @@ func (m *model) scatter(shard int, tasks []spec) {
 	}
 }
 
-// prepare is what shards get of new tasks. Who is named by a sibling is a parent, or else the first
-// task of the batch that has its key.
+// prepare makes the shards' form of new tasks. A sibling that a task names is its parent; if an
+// earlier task of the batch has the key of the sibling, that task is the parent.
 func prepare(tasks []spec) []NewTask {
 	parents := make(map[int]bool)
 	for _, t := range tasks {
@@ -450,7 +451,7 @@ type produceCall struct {
 	shard int
 	tasks []spec
 	call  CallNumber
-	again bool // it has been decided before
+	again bool // the shard has decided it before
 	first Produced
 	out   Produced
 	err   error
@@ -486,7 +487,7 @@ func (m *model) drawProduce() call {
 	}
 	n := rapid.IntRange(1, 3).Draw(m.rt, "tasks")
 	m.drawn = tiesAll
-	if m.hurried { // what is asked by messages, or has to look at the disk, may be decided later
+	if m.hurried { // a shard may decide later if it asks by messages, or reads the disk
 		m.drawn = tiesLocal
 	}
 	c := m.produceOf(m.drawTasks(n))
@@ -503,14 +504,15 @@ func (m *model) drawProduce() call {
 	return c
 }
 
-// modelSession is what a shard knows of the node's produces.
+// modelSession is a shard's session of the producing node.
 type modelSession struct {
 	life, low uint64
 	gone      bool // the node was removed
 }
 
-// isKnown reports whether a call with a number was answered by what the shard knows of the node: as
-// a call of a life that is over, or as it was before. Else it begins the session, or adds to it.
+// isKnown reports whether the shard answers a numbered call from the session of the node: as a call
+// of a life that is over, or with the earlier answer. Else the call begins the session, or adds to
+// it.
 func (m *model) isKnown(c *produceCall) bool {
 	s := m.sessions[c.shard]
 	switch {
@@ -541,7 +543,7 @@ func (m *model) isKnown(c *produceCall) bool {
 	return false
 }
 
-// removal is that of the node whose produces have numbers, in one shard.
+// removal removes the node with numbered produces, in one shard.
 type removal struct{ shard int }
 
 func (m *model) drawRemoval() call { return &removal{m.drawShard()} }
@@ -559,7 +561,7 @@ func (c *removal) apply(m *model) {
 	m.sessions[c.shard] = s
 }
 
-// drawBacklogTasks is many tasks of one lane, or one of each of many.
+// drawBacklogTasks draws many tasks of one lane, or one task of each of many lanes.
 func (m *model) drawBacklogTasks() []spec {
 	tasks := m.drawTasks(rapid.IntRange(3, 10).Draw(m.rt, "tasks"))
 	for i := range tasks {
@@ -641,8 +643,8 @@ func (c *produceCall) apply(m *model) {
 	m.react()
 }
 
-// markParents notes who was named by a sibling of its batch: it counts as a
-// parent even if the sibling was not stored, as its key is taken.
+// markParents marks tasks that a sibling of their batch names. Such a task counts as a parent even
+// if the shard has not stored the sibling because another task has its key.
 func (m *model) markParents(tasks []spec, ids []keys.ID, stored map[keys.ID]bool) {
 	for _, task := range tasks {
 		for _, p := range task.rec.Parents {
@@ -663,7 +665,7 @@ type claimCall struct {
 	local    bool
 	handled  bool
 	grants   []Grant
-	among    bool // other calls are decided in the same group
+	among    bool // the shard decides other calls in the same group
 }
 
 func (m *model) drawClaim() call {
@@ -680,7 +682,7 @@ func (m *model) drawClaimBatch() call {
 	return c
 }
 
-// drawClaimOfRank is a claim that wants no task of a low priority.
+// drawClaimOfRank draws a claim that excludes tasks of low priorities.
 func (m *model) drawClaimOfRank() call {
 	c := m.drawClaimBatch().(*claimCall)
 	c.rank = oneOf(m, "rank", 0, Rank(5), Rank(9))
@@ -726,7 +728,7 @@ func (c *claimCall) grantAll(m *model, strict bool) {
 	}
 }
 
-// grant judges what a claim has got.
+// grant checks a task that a claim got.
 func (m *model) grant(c *claimCall, g *Grant, strict bool) {
 	id := keys.FormatID(g.Receipt.ID)
 	t := m.tasks[g.Receipt.ID]
@@ -741,7 +743,7 @@ func (m *model) grant(c *claimCall, g *Grant, strict bool) {
 		if !strict || o.state != Ready || o.Queue != t.Queue || o.shard != t.shard {
 			continue
 		}
-		if o.late || m.parks(o) { // was not ready yet, or is to be parked
+		if o.late || m.parks(o) { // was not ready yet, or a claim may park it
 			continue
 		}
 		if o.Priority > t.Priority {
@@ -777,9 +779,9 @@ func (m *model) grant(c *claimCall, g *Grant, strict bool) {
 	}
 }
 
-// comesBefore reports whether one of two ready tasks of a lane is to be claimed before the other.
-// While a parent's end is told in pieces, a new child waits for it, and comes behind those of its
-// millisecond.
+// comesBefore reports whether claims must get one of two ready tasks of a lane before the other.
+// While a shard reports a parent's end in pieces, a new child waits for this report. It then comes
+// after the other tasks of its millisecond.
 func (m *model) comesBefore(a, b *modelTask) bool {
 	if m.isSmall() && keys.SinceMillis(a.since) == keys.SinceMillis(b.since) {
 		return false
@@ -787,7 +789,7 @@ func (m *model) comesBefore(a, b *modelTask) bool {
 	return a.compare(b) < 0
 }
 
-// drawReceipt is of a lease in force rather than of one that is over.
+// drawReceipt draws a receipt, usually of a lease in force.
 func (m *model) drawReceipt() Receipt {
 	if len(m.receipts) == 0 {
 		m.rt.Skip()
@@ -798,14 +800,14 @@ func (m *model) drawReceipt() Receipt {
 	return oneOf(m, "receipt", m.receipts...)
 }
 
-// lost makes sure that a verb with a receipt that names no lease in force has been refused.
+// lost checks that the shard has refused a verb because its receipt names no lease in force.
 func (m *model) lost(r Receipt, err error) {
 	if !errors.Is(err, base.ErrLeaseLost) || errors.Is(err, base.ErrCanceled) != m.canceled[r] {
 		m.rt.Fatalf("verb with %s, not in force: %v", r, err)
 	}
 }
 
-// returned is a verb by which a handler ends that has no lease any more.
+// returned is the end of a handler by a verb, after the end of its lease.
 func (m *model) returned(r Receipt) {
 	if _, ok := m.orphans[r]; ok {
 		delete(m.orphans, r)
@@ -890,7 +892,7 @@ func (c *completeCall) apply(m *model) {
 	m.react()
 }
 
-// adopt finds the follow-ups that a Complete has produced: it does not say their IDs.
+// adopt finds the follow-ups that a Complete has produced: its answer does not have their IDs.
 func (m *model) adopt(shard int, next []spec) {
 	if len(next) == 0 {
 		return
@@ -934,8 +936,9 @@ func (m *model) adopt(shard int, next []spec) {
 	m.markParents(next, ids, stored)
 }
 
-// orderOf returns in which order follow-ups were taken in: in each shard in that of their IDs, and
-// none before those for which it waits, or that have its key.
+// orderOf returns the order of the follow-ups as the shards took them in. In each shard this is the
+// order of their IDs. No follow-up comes before its parents, or before an earlier follow-up with
+// its key.
 func (m *model) orderOf(next []spec, ids map[string]keys.ID) (order []int) {
 	isIn := func(i int) bool { return slices.Contains(order, i) }
 	before := func(a, b int) bool { // a comes before b
@@ -1079,7 +1082,7 @@ func (c *extendCall) apply(m *model) {
 	}
 }
 
-// extendAll is the action of leases that are extended again and again in one group.
+// extendAll is the action of calls that extend leases again and again in one group.
 func (m *model) extendAll(t *rapid.T) {
 	leased := m.leasedTasks()
 	if len(leased) < 2 {
@@ -1097,7 +1100,7 @@ func (m *model) extendAll(t *rapid.T) {
 	m.settle(true)
 }
 
-// drawBogus is for receipts that never were.
+// drawBogus draws a call with a receipt that never existed.
 func (m *model) drawBogus() call {
 	r := m.drawReceipt()
 	switch rapid.IntRange(0, 3).Draw(m.rt, "change") {
@@ -1120,7 +1123,7 @@ func (m *model) drawBogus() call {
 	return &failCall{receipt: r, how: oneOf(m, "how", FailRetry, FailRelease, FailReturn, FailDead)}
 }
 
-// drawID is of a task that exists rather than of one that is no more.
+// drawID draws the ID of a task, usually of an existing one.
 func (m *model) drawID() keys.ID {
 	if len(m.order) == 0 {
 		m.rt.Skip()
@@ -1131,7 +1134,7 @@ func (m *model) drawID() keys.ID {
 	return oneOf(m, "any task", m.order...)
 }
 
-// drawIDIn is of a task in one of some states, if there is one.
+// drawIDIn draws the ID of a task in one of some states, if such a task exists.
 func (m *model) drawIDIn(states ...TaskState) keys.ID {
 	in := slices.DeleteFunc(slices.Clone(m.live), func(t *modelTask) bool { return !slices.Contains(states, t.state) })
 	if len(in) == 0 || m.oneIn(5, "any state") {
@@ -1272,7 +1275,7 @@ func (m *model) drawBulk() call {
 	c := &bulkCall{shard: m.drawShard(), how: oneOf(m, "how", AlterPurge, AlterRedrive, AlterPriority), states: SetOf(Dead)}
 	queue := oneOf(m, "queue", "", "a", "b")
 	switch {
-	case c.how == AlterPriority && m.plain: // or else tasks wake that wait for room
+	case c.how == AlterPriority && m.plain: // otherwise tasks that wait for room wake
 		c.states = oneOf(m, "states", SetOf(Ready), SetOf(Ready, Scheduled, Leased))
 	case c.how == AlterPriority:
 		c.how, c.states = AlterForget, SetOf(Done, Canceled)
@@ -1368,7 +1371,7 @@ func (m *model) drawConfigure() call {
 	c.stale = c.stale && m.versionOf(c.queue) > 0
 	c.to = Settings{
 		Paused:            !m.settings[c.queue].Paused && m.oneIn(6, "paused"),
-		Concurrency:       oneOf(m, "Concurrency", 0, 3), // which owners go by
+		Concurrency:       oneOf(m, "Concurrency", 0, 3), // for owners only
 		ConcurrencyPerKey: oneOf(m, "ConcurrencyPerKey", 0, 1, 1, 2),
 		TenantWeights:     oneOf(m, "TenantWeights", nil, map[string]int{"x": 3}, map[string]int{"": 2, "y": 4}),
 		Retention:         oneOf(m, "Retention", 0, 0, 2*time.Second, forever),

@@ -19,10 +19,10 @@ import (
 	"codeq/internal/store"
 )
 
-// What is compared of the shards and the model.
+// The comparison of the shards with the model.
 
-// settle compares what the shards have told, counts turns, and makes sure that nobody waits in
-// vain. When several calls were decided together, not strict, which of them came first is open.
+// settle compares the reports of the shards, counts turns, and checks that no task waits without a
+// reason. Not strict: the shards have decided several calls together, in an unknown order.
 func (m *model) settle(strict bool) {
 	isLimited := func(s Settings) bool { return s.ConcurrencyPerKey > 0 }
 	if len(m.orphans) > 0 || m.claimed && slices.ContainsFunc(slices.Collect(maps.Values(m.settings)), isLimited) || slices.ContainsFunc(m.live, (*modelTask).isParked) {
@@ -41,7 +41,7 @@ func (m *model) settle(strict bool) {
 	m.told, m.expected = m.told[:0], m.expected[:0]
 }
 
-// compare compares all at each k-th step, and one task at the others.
+// compare compares all tasks at each k-th step, and one task at the other steps.
 func (m *model) compare(*rapid.T) {
 	m.compareOutcome()
 	if m.steps++; m.steps%*modelEvery == 0 {
@@ -65,7 +65,7 @@ func (m *model) compareAll() {
 	}
 }
 
-// compareOrphans makes sure that each queue counts the handlers that go on without a lease.
+// compareOrphans checks that each queue counts the handlers that go on without a lease.
 func (m *model) compareOrphans() {
 	want, got := make(map[string]int), make(map[string]int)
 	for _, o := range m.orphans {
@@ -123,7 +123,7 @@ func (m *model) compareTasks() {
 	}
 }
 
-// compareTask compares a task with what the model knows of it.
+// compareTask compares a task with the same task in the model.
 func (m *model) compareTask(got *store.Task, t *modelTask) {
 	state, at, place := StateIn(got.Range), got.Ended.At, got.At
 	want := t.until
@@ -150,7 +150,7 @@ func (m *model) compareTask(got *store.Task, t *modelTask) {
 	m.compareRecord(t, &got.Record)
 }
 
-// compareRecord compares a record, but for what the shard keeps in it for itself.
+// compareRecord compares a record, except the shard's own fields in it.
 func (m *model) compareRecord(t *modelTask, got *record.Record) {
 	m.compareHistory(t, got)
 	plain := func(r record.Record) []byte {
@@ -164,7 +164,7 @@ func (m *model) compareRecord(t *modelTask, got *record.Record) {
 	}
 }
 
-// compareHistory compares the history of a task: each lease that has ended is in it, or counted.
+// compareHistory compares the history of a task: it has or counts each lease that has ended.
 func (m *model) compareHistory(t *modelTask, got *record.Record) {
 	h := got.History
 	if h == nil {
@@ -174,7 +174,7 @@ func (m *model) compareHistory(t *modelTask, got *record.Record) {
 	for i := range h.Attempts {
 		a := &h.Attempts[i]
 		sound = sound && last <= a.Start && a.Start <= a.End && a.Number > 0
-		last = a.Start // the wall clock, by which it ends, may be set back
+		last = a.Start // the end is by the wall clock: a step may have set it back
 	}
 	if n := len(h.Attempts); n > 0 && sound {
 		how := EventKind(h.Attempts[n-1].How)
@@ -190,8 +190,8 @@ func (m *model) compareHistory(t *modelTask, got *record.Record) {
 	}
 }
 
-// compareOutcome compares how a task has ended, and that one that is no more is not found: others
-// after each step.
+// compareOutcome compares the end of a task, and checks that a shard does not find a task that no
+// longer exists: different tasks after each step.
 func (m *model) compareOutcome() {
 	ask := func(id keys.ID) (*Outcome, error) {
 		o, v, err := m.group(keys.ShardOf(id, m.config.Shards)).Outcome(id, true)
@@ -278,8 +278,8 @@ func (m *model) compareCounts() {
 	}
 }
 
-// compareInfo compares what a shard says of its queues, which have so many tasks: all that has been
-// counted, and since when the oldest ready one waits.
+// compareInfo compares a shard's report on its queues with the counts of their tasks: all totals,
+// and since when the oldest ready task waits.
 func (m *model) compareInfo(shard int, counts map[string]keys.Counts) {
 	s := m.shards[shard]
 	first := make(map[LaneKey]uint64)
@@ -296,7 +296,7 @@ func (m *model) compareInfo(shard int, counts map[string]keys.Counts) {
 	}
 	want, got := make(map[string]QueueInfo), make(map[string]QueueInfo)
 	total := func(queue string) keys.Totals {
-		if m.decades { // they may have been forgotten
+		if m.decades { // the shard may have forgotten them
 			return keys.Totals{}
 		}
 		return m.totals[shardQueue{shard, queue}]
@@ -355,7 +355,7 @@ func (m *model) compareInfo(shard int, counts map[string]keys.Counts) {
 	}
 }
 
-// compareSettings: all shards go by the last settings.
+// compareSettings: all shards have the last settings.
 func (m *model) compareSettings() {
 	for name := range m.versions {
 		want := m.settings[name]
@@ -387,7 +387,7 @@ func (m *model) compareSchedules() {
 	}
 }
 
-// compareIdle: queues are idle that have no task that has not ended.
+// compareIdle: queues are idle if all their tasks have ended.
 func (m *model) compareIdle() {
 	for shard, s := range m.shards {
 		for _, queues := range [][]string{nil, {"a"}, {"b", "c"}, {"none"}} {
@@ -401,7 +401,7 @@ func (m *model) compareIdle() {
 	}
 }
 
-// checkSteps: however much is due, what a step does at once is bounded by its budget and one unit
+// checkSteps: for any amount of due work, the work of one step is at most its budget and one unit
 // of work.
 func (m *model) checkSteps(s *drivenShard, steps []upkeepDone) {
 	m.noError(s.Broken)
@@ -409,7 +409,7 @@ func (m *model) checkSteps(s *drivenShard, steps []upkeepDone) {
 		return
 	}
 	for i := 1; i < len(steps); i++ {
-		step, unit := steps[i].UpkeepKind, 4*(largeRecord+512) // read, written and told of, before the next one is read
+		step, unit := steps[i].UpkeepKind, 4*(largeRecord+512) // read, written and reported before the next read
 		if step == UpkeepWake {
 			unit += WaitersAhead * (largeRecord + 512) // read ahead
 		}

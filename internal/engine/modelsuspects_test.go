@@ -10,18 +10,18 @@ import (
 	"codeq/internal/keys"
 )
 
-// Suspects in the model. It decides by itself what a crash costs, and who waits; it takes the part
-// of the owner, which lets suspects start.
+// Suspects in the model. The model decides by itself the cost of a crash, and which suspects wait.
+// It also acts as the owner, which starts suspects.
 
-// kill is the action of a process that dies with tasks at work.
+// kill is the action of a process that dies with running tasks.
 func (m *model) kill(*rapid.T) {
 	m.driver.killed = true
 	m.reopen()
 	m.driver.killed = false
 }
 
-// countDead counts the suspects that were at work in the process that has died, and clears the
-// others by it.
+// countDead counts the suspects at work in the process that has died. With this count it clears the
+// other suspects.
 func (m *model) countDead() {
 	m.dead = nil
 	if m.driver.killed && !m.config.Replicated {
@@ -47,8 +47,8 @@ func (m *model) suspectsAtWork(shard int) (n int) {
 	return n
 }
 
-// crashes returns with which crash the leases of Run have ended that have expired, by shard, and
-// clears suspects by it.
+// crashes returns, by shard, the crash that has ended the expired leases of Run, and clears
+// suspects because of it.
 func (m *model) crashes(expired []*modelTask) map[int]*crash {
 	crashes := make(map[int]*crash)
 	for _, t := range expired {
@@ -76,7 +76,7 @@ func (m *model) crashes(expired []*modelTask) map[int]*crash {
 	return crashes
 }
 
-// clearSuspects clears those that wait in a shard if others were at work.
+// clearSuspects clears the suspects that wait in a shard, if others were at work.
 func (m *model) clearSuspects(shard, atWork int) {
 	for _, t := range m.live {
 		if atWork > 0 && t.shard == shard && t.state == Blocked && t.on == onSuspicion {
@@ -86,8 +86,8 @@ func (m *model) clearSuspects(shard, atWork int) {
 	}
 }
 
-// adoptCleared takes in which leases of Claim have expired before the crash that clears suspects at
-// the same time: theirs are cleared, too.
+// adoptCleared reads from disk which leases of Claim expired before a crash of the same time: the
+// crash clears the suspects of these leases, too.
 func (m *model) adoptCleared(expired []*modelTask, crashes map[int]*crash) {
 	for _, t := range expired {
 		c := crashes[t.shard]
@@ -125,7 +125,7 @@ func (m *model) toReadyOrHeld(t *modelTask, since uint64) {
 	m.toReady(t, since)
 }
 
-// start is the action of an owner that lets suspects of a queue start.
+// start is the action of an owner that starts suspects of a queue.
 func (m *model) start(t *rapid.T) {
 	var waiting []*modelTask
 	for _, t := range m.live {
@@ -162,16 +162,16 @@ func (m *model) start(t *rapid.T) {
 	m.settle(false)
 }
 
-// suspectPart is the scope of a suspect that waits.
+// suspectPart is the scope of a waiting suspect.
 func (m *model) suspectPart(t *modelTask) int { return keys.SuspectPart(m.placeOf(t).At) }
 
-// begins is called for a suspect that is leased: if it was started in an earlier life of the
-// process, it was not at work when that ended.
+// begins is for a task that gets a lease. If an earlier process started it as a suspect, it was not
+// at work at the end of that process, and is no suspect any more.
 func (m *model) begins(t *modelTask) {
 	t.rec.Suspect = t.rec.Suspect && t.started
 }
 
-// hearPlaces takes in which places of suspects are over.
+// hearPlaces counts the places of suspects that have ended.
 func (m *model) hearPlaces(s *drivenShard) {
 	e := &s.Effects.Suspects
 	m.places[s.config.Shard] += e.Late - e.Passed - e.Freed

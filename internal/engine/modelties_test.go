@@ -14,28 +14,28 @@ import (
 	"codeq/internal/store"
 )
 
-// What becomes of tasks in the model, and what binds them to each other: idempotency keys, groups,
-// parents, and the limits of keys.
+// The states of tasks in the model, and the ties between tasks: idempotency keys, groups, parents,
+// and the limits of keys.
 //
-// The model knows what follows from what, and when several tasks were let go by
-// messages between shards, not which of them came first: then, and when a claim
-// parks tasks whose limit is full, it looks at where the disk has them, and
-// makes sure that it may be so.
+// The model knows the consequences of each event. When messages between shards release several
+// tasks, it does not know their order. In this case, and when a claim parks tasks because their
+// limit is full, it reads the places of the tasks from disk, and checks that these places are
+// allowed.
 
-// modelKey is who has an idempotency key.
+// modelKey is the holder of an idempotency key.
 type modelKey struct {
 	id    keys.ID
 	until uint64 // by the clock of periods, ms; 0: until the task has ended
-	ended bool   // the task has, and the key is taken until then
+	ended bool   // the task has ended, and the key is taken until then
 
 	length   uint64 // ms; 0: until the task has ended
 	promised uint64 // for isOver
 }
 
-// shard is the one of the key's holder.
+// shard is the shard of the key's holder.
 func (k *modelKey) shard(m *model) int { return keys.ShardOf(k.id, m.config.Shards) }
 
-// blockedOn is what a blocked task waits for.
+// blockedOn is the reason why a blocked task waits.
 type blockedOn int
 
 const (
@@ -139,8 +139,8 @@ func (m *model) wait(t *modelTask, ms uint64) {
 	}
 }
 
-// toExpired is for a lease that has run out so many ms ago: the second time the task goes
-// behind those that were ready then.
+// toExpired is for a lease that has run out so many ms ago: the second time, the task goes behind
+// the tasks that were ready at that moment.
 func (m *model) toExpired(t *modelTask, ago uint64) {
 	since := t.since
 	if !t.over {
@@ -152,12 +152,12 @@ func (m *model) toExpired(t *modelTask, ago uint64) {
 	m.toReadyOrHeld(t, since)
 }
 
-// retention is how long a task is kept that is completed or canceled, ms.
+// retention is the retention of a completed or canceled task, ms.
 func (m *model) retention(t *modelTask) int64 {
 	return cmp.Or(t.rec.Retention, record.Retention(m.settings[t.Queue].Retention), record.Retention(m.config.Retention))
 }
 
-// held is the task of which a receipt names a lease in force, or nil.
+// held is the task with the lease in force that a receipt names, or nil.
 func (m *model) held(r Receipt) *modelTask {
 	if t := m.tasks[r.ID]; t != nil && t.state == Leased && t.receipt == r {
 		return t
@@ -170,8 +170,8 @@ func (t *modelTask) waiting() bool {
 	return t.state == Ready || t.state == Scheduled || t.state == Blocked
 }
 
-// admit takes in a new task of a batch, of which the first tasks have the IDs
-// given. A remote one has come to its shard by a message.
+// admit takes in a new task of a batch; the first tasks of the batch have the given IDs. A remote
+// task has come to its shard by a message.
 func (m *model) admit(shard int, n spec, id keys.ID, batch []keys.ID, remote bool) {
 	since := keys.SinceOf(id)
 	switch {
@@ -219,7 +219,7 @@ func (m *model) admit(shard int, n spec, id keys.ID, batch []keys.ID, remote boo
 
 // Keys.
 
-// holder is who has the key of a task.
+// holder is the task that holds the key of a task.
 func (m *model) holder(rec *record.Record) (keys.ID, bool) {
 	k := m.byKey[rec.Unique]
 	if rec.UniqueKey == "" || k == nil || k.ended && k.until <= m.period(k.shard(m)) {
@@ -239,16 +239,16 @@ func (m *model) takeKeyFrom(id keys.ID, rec *record.Record, from uint64) {
 	}
 	k := &modelKey{id: id}
 	if rec.UniqueFor != 0 {
-		// The clock that numbers tasks is ahead by those of one moment, and by what a crash takes
-		// from the clock of periods.
+		// The clock that numbers tasks is ahead: it runs on with each task of one moment, and a
+		// crash sets the clock of periods back.
 		ahead := from - min(from, m.period(keys.ShardOf(id, m.config.Shards)))
 		k.until, k.length, k.promised = from+rec.UniqueFor, rec.UniqueFor, m.promise(rec.UniqueFor+min(ahead, 2*store.UsualLead))
 	}
 	m.byKey[rec.Unique] = k
 }
 
-// passKeys is what the clock of periods does to keys: once it has shown the end of
-// their time, they are free with the end of their tasks, wherever it goes then.
+// passKeys applies the clock of periods to keys. Once the clock has shown the end of a key's time,
+// the key is free with the end of its task, even if a step sets the clock back.
 func (m *model) passKeys() {
 	maps.DeleteFunc(m.byKey, func(_ [keys.UniqueLen]byte, k *modelKey) bool {
 		if k.until > m.period(k.shard(m)) {
@@ -284,14 +284,14 @@ type modelOrphan struct {
 	deadline     uint64 // by the monotonic clock, ms
 }
 
-// orphan is the end of a lease whose handler goes on.
+// orphan is the end of a lease while its handler goes on.
 func (m *model) orphan(t *modelTask) {
 	if t.handled && !t.over {
 		m.orphans[t.receipt] = modelOrphan{t.Queue, t.rec.Limit, t.rec.Group, t.deadline}
 	}
 }
 
-// isHeld reports whether a handler goes on that a group counts.
+// isHeld reports whether a group counts a handler that goes on.
 func (m *model) isHeld(scope uint64) bool {
 	for _, o := range m.orphans {
 		if scope != 0 && o.group == scope {
@@ -319,7 +319,7 @@ func (m *model) enter(t *modelTask, since uint64) {
 		case !held && m.isHeld(scope):
 			m.toBlocked(t, onGroup)
 			return
-		case !held && (m.unordered || m.delayed[scope] || m.wakes(scope)): // a task that is woken may come before, or after
+		case !held && (m.unordered || m.delayed[scope] || m.wakes(scope)): // a woken task may come before this one, or after it
 			m.toBlocked(t, onGroup)
 			m.contested[scope], t.since = true, since
 			return
@@ -327,7 +327,7 @@ func (m *model) enter(t *modelTask, since uint64) {
 			m.turns[scope] = t.id
 		case holder != t.id || !held:
 			m.toBlocked(t, onGroup)
-			if m.isSmall() { // it may have become due in a group after the one that frees the turn
+			if m.isSmall() { // its group may come after the group that frees the turn
 				m.contested[scope], t.since = true, since
 			}
 			return
@@ -345,7 +345,7 @@ func (m *model) waitsInGroup(t *modelTask, scope uint64) bool {
 	return t.state == Blocked && t.on == onGroup && t.rec.Group == scope
 }
 
-// isFirst reports whether no task that waits for the turn of its group comes before a task.
+// isFirst reports whether a task comes before all tasks that wait for the turn of its group.
 func (m *model) isFirst(t *modelTask) bool {
 	return !slices.ContainsFunc(m.live, func(o *modelTask) bool {
 		return m.waitsInGroup(o, t.rec.Group) && bytes.Compare(o.id[:], t.id[:]) < 0
@@ -356,8 +356,7 @@ func (m *model) anyWaits(scope uint64) bool {
 	return slices.ContainsFunc(m.live, func(t *modelTask) bool { return m.waitsInGroup(t, scope) })
 }
 
-// proceed lets a task go on that was held back by what happens in other shards
-// or later groups.
+// proceed continues a task that waited for an event in another shard or in a later group.
 func (m *model) proceed(t *modelTask) {
 	if t.rec.RunAt > m.Wall {
 		m.toScheduled(t, t.rec.RunAt)
@@ -374,9 +373,8 @@ func (m *model) proceed(t *modelTask) {
 	m.enter(t, keys.SinceOf(t.id))
 }
 
-// giveTurns gives the turns that nobody has: to the first that waits or, if
-// tasks came to wait by ways of which the order is open, to the one of those
-// that wait that has it on disk.
+// giveTurns gives the free turns to the first task that waits. If tasks began to wait in an unknown
+// order, the turn goes to the waiting task that has the turn on disk.
 func (m *model) giveTurns() {
 	next := make(map[uint64]*modelTask)
 	for _, t := range m.live {
@@ -406,7 +404,7 @@ func (m *model) giveTurns() {
 		m.turns[scope] = t.id
 		t.late = true
 		since := keys.SinceOf(t.id)
-		if p := m.placeOf(t); m.contested[scope] && p.Range == keys.Task && p.At == t.since { // it found the turn free
+		if p := m.placeOf(t); m.contested[scope] && p.Range == keys.Task && p.At == t.since { // the task found the turn free
 			since = t.since
 		}
 		m.toReadyOrHeld(t, since)
@@ -415,7 +413,7 @@ func (m *model) giveTurns() {
 	clear(m.delayed)
 }
 
-// placeOf is where the disk has a task that has not ended.
+// placeOf is the place on disk of a task that has not ended.
 func (m *model) placeOf(t *modelTask) keys.Place {
 	p, _, err := store.PlaceOf(m.shards[t.shard].Store.DB(), t.id)
 	m.noError(err)
@@ -424,8 +422,7 @@ func (m *model) placeOf(t *modelTask) keys.Place {
 
 // Parents.
 
-// depend makes a task wait for a parent. It says whether the task is to be
-// canceled instead.
+// depend makes a task wait for a parent. It reports whether the parent cancels the task instead.
 func (m *model) depend(t *modelTask, parent keys.ID) (doomed bool) {
 	p := m.tasks[parent]
 	if p == nil {
@@ -444,7 +441,7 @@ func (m *model) depend(t *modelTask, parent keys.ID) (doomed bool) {
 	return false
 }
 
-// endMeans is what the end of a parent means to a child; held: not yet anything.
+// endMeans is the effect of a parent's end on a child; held: none yet.
 func endMeans(state TaskState, onDead uint8) (cancels, held bool) {
 	switch {
 	case state == Done, state == Dead && onDead == runOnDead:
@@ -455,8 +452,8 @@ func endMeans(state TaskState, onDead uint8) (cancels, held bool) {
 	return true, false
 }
 
-// ended is the end of a task: who is bound to it goes on with the next react. passes: it
-// gives up the turn of its group if it has it.
+// ended is the end of a task: the tasks that wait for it go on with the next react. passes: the
+// task gives up the turn of its group if it has this turn.
 func (m *model) ended(t *modelTask, o Outcome, passes bool) {
 	if m.wanted&WantOutcomes != 0 {
 		m.expected = append(m.expected, textOf(t.id, &o))
@@ -485,8 +482,7 @@ func (m *model) ended(t *modelTask, o Outcome, passes bool) {
 	}
 }
 
-// pin keeps the result of a parent that is done, for some time, until a child has ended that is
-// told of it.
+// pin keeps the result of a completed parent until the end of a child that may read this result.
 func (m *model) pin(parent, child *modelTask) {
 	if parent.state != Done || m.tasks[parent.id] != parent || parent.until == keys.Forever && parent.kept == 0 {
 		return
@@ -497,7 +493,8 @@ func (m *model) pin(parent, child *modelTask) {
 	parent.pins[child.id] = true
 }
 
-// adoptUnpinned lets parents that were released without room be kept from when there was room.
+// adoptUnpinned takes in the ends of the retention of parents that children released without room:
+// it begins when there is room again.
 func (m *model) adoptUnpinned() {
 	for _, p := range m.unpinned {
 		at, _, err := m.shards[p.shard].find(p.id)
@@ -513,7 +510,7 @@ func (m *model) adoptUnpinned() {
 	m.unpinned = nil
 }
 
-// unpin lets a task release its parents, which are kept until a time at least.
+// unpin releases the parents of a task; their retention lasts until a time at least.
 func (m *model) unpin(child *modelTask, until uint64) {
 	for _, parent := range child.rec.Parents {
 		p := m.tasks[parent]
@@ -531,17 +528,17 @@ func (m *model) unpin(child *modelTask, until uint64) {
 	}
 }
 
-// react does what ends of tasks mean to others.
+// react applies the ends of tasks to other tasks.
 func (m *model) react() {
-	if m.unordered { // they are told by messages, which come after the calls, or between them
+	if m.unordered { // by messages, which come after the calls, or between them
 		return
 	}
 	m.tell()
 	m.giveTurns()
 }
 
-// holderOf is the holder of the key of a task of which a call that is taken in has said that it was
-// given an ID: among calls that are unordered, who is told of an end may have been told before.
+// holderOf is the holder of a task's key when the model takes in a call that has returned an ID for
+// this task. Among unordered calls, the waiting tasks may have learned of an end before this call.
 func (m *model) holderOf(rec *record.Record, given keys.ID) (keys.ID, bool) {
 	holder, taken := m.holder(rec)
 	if taken && holder != given && m.unordered {
@@ -551,7 +548,7 @@ func (m *model) holderOf(rec *record.Record, given keys.ID) (keys.ID, bool) {
 	return holder, taken
 }
 
-// tell lets the ends of tasks reach those that wait for them.
+// tell reports the ends of tasks to the tasks that wait for them.
 func (m *model) tell() {
 	blocked := func(t *modelTask) bool {
 		return m.tasks[t.id] == t && t.state == Blocked && t.on == onParents
@@ -572,7 +569,7 @@ func (m *model) tell() {
 	}
 }
 
-// replace gives a task that waits the form of a new one.
+// replace gives a waiting task the form of a new one.
 func (m *model) replace(t *modelTask, by spec) {
 	parents, onDead, onMissing := t.rec.Parents, t.rec.OnDead, t.rec.OnMissing
 	t.LaneKey, t.rec, t.expired = by.LaneKey, by.rec, false
@@ -627,8 +624,8 @@ func (t *modelTask) isParked() bool {
 	return t.state == Blocked && (t.on == onLimit || t.on == onOrphan)
 }
 
-// ready counts the ready tasks of a queue in a shard that may be claimed, of a priority or higher
-// ones.
+// ready counts the ready tasks of a queue in a shard that claims may get, of a priority or a higher
+// one.
 func (m *model) ready(shard int, queue string, priority uint8) (n int) {
 	if m.settings[queue].Paused {
 		return 0
@@ -641,9 +638,9 @@ func (m *model) ready(shard int, queue string, priority uint8) (n int) {
 	return n
 }
 
-// adoptParks takes in which tasks claims have parked, and which have room again:
-// that depends on the lanes at which the claims have looked, which the
-// model does not follow. It makes sure that none waits in vain.
+// adoptParks reads from disk which tasks claims have parked, and which have room again. This
+// depends on the lanes that the claims have read; the model does not follow them. adoptParks checks
+// that no task waits while there is room.
 func (m *model) adoptParks() {
 	type use struct {
 		queue          string
@@ -665,7 +662,7 @@ func (m *model) adoptParks() {
 				m.rt.Fatalf("%+v has the turn of its group, and waits", t)
 			}
 		case t.state == Blocked && !parked && p.Range == keys.Task:
-			m.toReady(t, p.At) // first, unless a call has moved it since
+			m.toReady(t, p.At) // first in its lane, unless a call has moved it since
 		case t.state == Ready && p.Range == keys.Task && p.At == first: // parked, and back again
 			m.toReady(t, first)
 		case t.state == Leased && p.Range == keys.Task && p.At == first:
@@ -710,13 +707,13 @@ type modelSchedule struct {
 	payload             string
 }
 
-// tickText is the payload of a tick's task, and when that was.
+// tickText is the payload of a tick's task, and the time of the tick.
 type tickText struct {
 	payload string
 	tick    uint64
 }
 
-// tick is what schedules have produced by now.
+// tick takes in the tasks that schedules have produced by now.
 func (m *model) tick() {
 	var due []tickText
 	by := make(map[tickText]*modelSchedule)
@@ -765,7 +762,7 @@ func (m *model) tick() {
 	}
 }
 
-// pass takes all ticks up to a time for done.
+// pass marks all ticks up to a time as done.
 func (s *modelSchedule) pass(after uint64) {
 	s.after, s.next = after, s.start+((max(after, s.start)-s.start)/s.every+1)*s.every
 }

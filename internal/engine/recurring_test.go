@@ -10,8 +10,8 @@ import (
 	"codeq/internal/record"
 )
 
-// FuzzSchedule: a stored schedule is refused, or rests, or ticks from then on in
-// ascending order.
+// FuzzSchedule: the shard refuses a stored schedule, or the schedule rests, or its following ticks
+// are in ascending order.
 func FuzzSchedule(f *testing.F) {
 	rec := record.Record{Payload: []byte("p"), Headers: map[string]string{"h": "v"}}
 	for _, v := range []keys.ScheduleValue{
@@ -52,8 +52,8 @@ func FuzzSchedule(f *testing.F) {
 	})
 }
 
-// TestNextTick: the next tick is the first of all schedules, of those that wait and of those that
-// are late, but not of one that is gone.
+// TestNextTick: the next tick is the first tick of all schedules, both waiting and late ones, but
+// not of a deleted one.
 func TestNextTick(t *testing.T) {
 	var table recurringTable
 	put := func(name string, next uint64) { table.put(&recurring{Name: name, next: next, place: -1}) }

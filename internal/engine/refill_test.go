@@ -13,8 +13,8 @@ import (
 	"codeq/internal/testkit"
 )
 
-// TestRefillsReadWhatIsServed: with more tenants than memory has room for, each task is read
-// about once, in few passes; and what windows hold stays within its bound.
+// TestRefillsReadWhatIsServed: with more tenants than memory has room for, the owner reads each
+// task about once, in few passes. The windows' memory stays within its bound.
 func TestRefillsReadWhatIsServed(t *testing.T) {
 	t.Parallel()
 	const payload, windowBytes = 100, 128 << 10
@@ -40,8 +40,8 @@ func TestRefillsReadWhatIsServed(t *testing.T) {
 	}
 }
 
-// TestRefillsEnd: however little memory windows have, less than one task or more, an owner whom
-// nobody asks for anything does not go on reading.
+// TestRefillsEnd: without requests, an owner stops reading, even if the memory of windows is
+// smaller than one task.
 func TestRefillsEnd(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(100) {
@@ -70,8 +70,8 @@ func TestRefillsEnd(t *testing.T) {
 	}
 }
 
-// TestTurnsAreKept: however little of it is in memory, tenants take turns: each has had as
-// many claims as any other, but for one.
+// TestTurnsAreKept: tenants take turns for all sizes of memory: the numbers of claims of two
+// tenants differ by one at most.
 func TestTurnsAreKept(t *testing.T) {
 	t.Parallel()
 	for _, windowBytes := range []int{1, 64 << 10, 32 << 20} {
@@ -107,8 +107,8 @@ func TestTurnsAreKept(t *testing.T) {
 	}
 }
 
-// TestTurnsByWeight: tenants whose tasks are not in memory get as many claims in a row as
-// their weight.
+// TestTurnsByWeight: if the tasks of tenants are not in memory, each tenant gets as many claims in
+// a row as its weight.
 func TestTurnsByWeight(t *testing.T) {
 	t.Parallel()
 	r := newRuled(t, Config{WindowTasks: 4, WindowBytes: 4 << 10})
@@ -120,8 +120,8 @@ func TestTurnsByWeight(t *testing.T) {
 	r.settle()
 }
 
-// TestFirstClaimReadsFewLanes: the first claim after a load reads what it needs, however
-// many tenants have tasks.
+// TestFirstClaimReadsFewLanes: the first claim after a load reads only the necessary lanes, for any
+// number of tenants with tasks.
 func TestFirstClaimReadsFewLanes(t *testing.T) {
 	t.Parallel()
 	r := newRuled(t, Config{})
@@ -133,8 +133,8 @@ func TestFirstClaimReadsFewLanes(t *testing.T) {
 	r.settle()
 }
 
-// TestLanesWithoutTasksAreSkipped: lanes that have lost their tasks before a load cost a
-// claim no more than a look.
+// TestLanesWithoutTasksAreSkipped: a claim only looks once at lanes that lost their tasks before a
+// load.
 func TestLanesWithoutTasksAreSkipped(t *testing.T) {
 	t.Parallel()
 	const tenants = 5000
@@ -153,8 +153,8 @@ func TestLanesWithoutTasksAreSkipped(t *testing.T) {
 	r.settle()
 }
 
-// TestInnocentQueueReadsNothing: beside queues that do not fit into memory, tasks that are
-// claimed as they come are claimed from memory.
+// TestInnocentQueueReadsNothing: while other queues do not fit into memory, a claim that takes each
+// new task at once gets it from memory.
 func TestInnocentQueueReadsNothing(t *testing.T) {
 	t.Parallel()
 	const queues, each = 60, 40
@@ -176,7 +176,7 @@ func TestInnocentQueueReadsNothing(t *testing.T) {
 	r.settle()
 }
 
-// TestRefillIsBounded: one refill reads no more than a pass may, and a task.
+// TestRefillIsBounded: one refill reads at most the limit of a pass, and one task.
 func TestRefillIsBounded(t *testing.T) {
 	t.Parallel()
 	const payload, refillBytes, refillTasks = 10 << 10, 1 << 20, 1024
@@ -202,8 +202,8 @@ func TestRefillIsBounded(t *testing.T) {
 	r.settle()
 }
 
-// TestMemoryMovesToWhoClaims: a lane gives back what it has taken alone, when others that
-// claims ask for need it.
+// TestMemoryMovesToWhoClaims: a lane that was alone has taken memory. It gives this memory back
+// when claims ask for other lanes that need it.
 func TestMemoryMovesToWhoClaims(t *testing.T) {
 	t.Parallel()
 	const windowBytes = 64 << 10
@@ -228,7 +228,7 @@ func TestMemoryMovesToWhoClaims(t *testing.T) {
 	r.settle()
 }
 
-// TestTaskLargerThanMemory: a task that alone is larger than the bound is claimed all the same.
+// TestTaskLargerThanMemory: claims get a task even if it is larger than the bound.
 func TestTaskLargerThanMemory(t *testing.T) {
 	t.Parallel()
 	r := newRuled(t, Config{WindowBytes: 1000})
@@ -239,8 +239,8 @@ func TestTaskLargerThanMemory(t *testing.T) {
 	r.settle()
 }
 
-// TestManyTenants: ten thousand tenants take turns, and what memory holds is bounded by
-// Config.WindowBytes, and a little for each tenant.
+// TestManyTenants: ten thousand tenants take turns. The memory is at most Config.WindowBytes and a
+// little for each tenant.
 func TestManyTenants(t *testing.T) {
 	const tenants, each, bytes = 10_000, 2, 512 << 10
 	const perTenant = 1 << 10
@@ -250,7 +250,7 @@ func TestManyTenants(t *testing.T) {
 	require.LessOrEqual(t, r.Names.ready.Usage(nil).Windows, bytes)
 	r.settle()
 	grown := heap() - before
-	// The table in memory of Pebble, and the file system of the test, have each task.
+	// Pebble's table in memory and the test's file system have each task.
 	stored := int64(tenants * each * (200 + 300))
 	t.Logf("heap has grown by %d KiB", grown>>10)
 	require.Less(t, grown, bytes+2*stored+tenants*perTenant)
@@ -275,7 +275,7 @@ func TestManyTenants(t *testing.T) {
 	r.settle()
 }
 
-// heap is how many bytes are in use.
+// heap is the number of bytes in use.
 func heap() int64 {
 	runtime.GC()
 	var m runtime.MemStats
@@ -283,7 +283,7 @@ func heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// TestLaneIsSmall: what a lane costs in memory that has no task there.
+// TestLaneIsSmall: the memory of a lane without a task in memory is small.
 func TestLaneIsSmall(t *testing.T) {
 	if runtime.GOARCH == "amd64" || runtime.GOARCH == "arm64" {
 		require.LessOrEqual(t, unsafe.Sizeof(Lane{}), uintptr(256))

@@ -14,7 +14,7 @@ import (
 	"codeq/internal/store"
 )
 
-// ruled is one shard under the rules, for tests that look at what a State does beside its answers.
+// ruled is one shard under the rules, for tests of the effects of a State beside its answers.
 type ruled struct {
 	driver
 	*testing.T
@@ -43,7 +43,7 @@ func newRuled(t *testing.T, c Config) *ruled {
 	return r
 }
 
-// reopen loads what is stored.
+// reopen loads the stored data.
 func (r *ruled) reopen() {
 	require.False(r, r.under)
 	r.driver.crash()
@@ -57,7 +57,7 @@ func (r *ruled) pass(d time.Duration) {
 	r.driver.Wall, r.driver.Now, r.driver.Uptime = r.driver.Wall+ms, r.driver.Now+ms, r.driver.Uptime+ms
 }
 
-// in decides something in the group, which it begins if none is under way.
+// in decides something in the group. It begins a group if none is under way.
 func (r *ruled) in(decide func() (Verdict, error)) {
 	r.Helper()
 	for {
@@ -75,7 +75,8 @@ func (r *ruled) in(decide func() (Verdict, error)) {
 // end commits the group.
 func (r *ruled) end() { r.commit(r.drivenShard) }
 
-// settle ends the group, does what is due, delivers what the shard sends to itself, and checks it.
+// settle ends the group, does the due work, delivers the shard's messages to itself, and checks the
+// shard.
 func (r *ruled) settle() {
 	r.Helper()
 	for more := true; more; {
@@ -91,7 +92,7 @@ func (r *ruled) settle() {
 	require.NoError(r, r.check(r.drivenShard))
 }
 
-// stored counts what is stored in a range.
+// stored counts the entries in a range.
 func (r *ruled) stored(prefix byte) (n int) {
 	require.NoError(r, store.Scan(r.Store.DB(), prefix, func(_, _ []byte) error {
 		n++
@@ -100,7 +101,7 @@ func (r *ruled) stored(prefix byte) (n int) {
 	return n
 }
 
-// find returns what is stored of a task.
+// find returns a stored task.
 func (r *ruled) find(id keys.ID) *located {
 	r.Helper()
 	r.begin(r.drivenShard)
@@ -132,7 +133,7 @@ func (r *ruled) produce(tasks ...NewTask) []keys.ID {
 	return ids
 }
 
-// produceFor produces one task for each tenant, and so on until each has so many.
+// produceFor produces one task for each tenant, again and again until each has so many.
 func (r *ruled) produceFor(queue string, payload, each int, tenants ...string) {
 	r.Helper()
 	var batch []NewTask
@@ -160,8 +161,8 @@ func newTask(key LaneKey, rec record.Record) NewTask {
 	return t
 }
 
-// claim claims up to so many tasks of a queue. As an owner's claim, it waits for a refill only if
-// it has none yet.
+// claim claims up to so many tasks of a queue. Like an owner's claim, it waits for a refill only if
+// it has no task yet.
 func (r *ruled) claim(queue string, most int) (grants []Grant) {
 	r.Helper()
 	for q := r.Names.Queues[queue]; q != nil && len(grants) < most; {

@@ -13,7 +13,8 @@ import (
 	"codeq/internal/store"
 )
 
-// TestSessionTable: what a node has produced lately is known as long as its caller may ask.
+// TestSessionTable: the table keeps the recent produces of a node as long as its caller may ask for
+// them.
 func TestSessionTable(t *testing.T) {
 	var table sessionTable
 	one := CallNumber{Node: "n", Incarnation: 5, Seq: 1, Low: 1}
@@ -44,8 +45,8 @@ func TestSessionTable(t *testing.T) {
 	require.Equal(t, *table.byNode["n"], v)
 }
 
-// TestRemovedNodesAreRemembered: of nodes that were removed, a shard remembers the last ones, in
-// memory and on disk, whether they have produced or not.
+// TestRemovedNodesAreRemembered: a shard remembers the last removed nodes, in memory and on disk,
+// with or without produces of them.
 func TestRemovedNodesAreRemembered(t *testing.T) {
 	shared := store.NewCaches(8<<20, 1<<20, 1)
 	defer shared.Close()

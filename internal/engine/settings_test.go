@@ -11,8 +11,8 @@ import (
 	"codeq/internal/testbase"
 )
 
-// FuzzSettings: stored settings are refused, or are such as Configure takes, and
-// are stored again as the same.
+// FuzzSettings: the parser refuses stored settings, or they are valid for Configure, and another
+// encoding and parse give the same settings.
 func FuzzSettings(f *testing.F) {
 	for _, set := range []Settings{
 		{},
@@ -44,8 +44,8 @@ func FuzzSettings(f *testing.F) {
 	})
 }
 
-// TestRemovedSettings: of thirty thousand queues that were paused and resumed, nothing is left in
-// memory or on disk but one version, which the next settings exceed; and so after Open.
+// TestRemovedSettings: after a pause and a resume of thirty thousand queues, only one version is
+// left in memory and on disk. The next settings exceed this version, also after Open.
 func TestRemovedSettings(t *testing.T) {
 	t.Parallel()
 	r := newRuled(t, Config{})
@@ -88,7 +88,7 @@ func TestRemovedSettings(t *testing.T) {
 	r.settle()
 }
 
-// TestLateInterest: what a node has sent before what is stored changes nothing.
+// TestLateInterest: a message that a node sent before the stored one changes nothing.
 func TestLateInterest(t *testing.T) {
 	t.Parallel()
 	r := newRuled(t, Config{})

@@ -25,14 +25,14 @@ import (
 )
 
 // Stories drive States without an owner, a command at a time. A file of testdata is one story:
-// blocks of commands, a line of dashes, and what they print; storyCommands says which there are.
-// Tasks go by the names that they are produced under, and times by what has passed since the story
-// began. Commands are decided in a group until a commit; "upkeep" does what is due, in groups of
-// its own.
+// blocks of commands, a line of dashes, and their output; storyCommands lists the commands. A story
+// names tasks by the names from their produce command, and gives times as durations since its
+// beginning. A group takes all commands until a commit; "upkeep" does the due work, in its own
+// groups.
 
 var rewrite = flag.Bool("rewrite", false, "write what stories print into their files")
 
-// TestStories: each story prints what its file says, whatever the seed is.
+// TestStories: each story prints the output in its file, for each seed.
 func TestStories(t *testing.T) {
 	shared := store.NewCaches(8<<20, 1<<20, 8)
 	defer shared.Close()
@@ -55,7 +55,7 @@ func TestStories(t *testing.T) {
 	}
 }
 
-// play returns the text of a story with what its commands print.
+// play returns the text of a story with the output of its commands.
 func play(t *testing.T, shared *store.Caches, text string, seed byte) string {
 	w := &world{driver: driver{t: t, shared: shared, seed: seed}}
 	defer func() { w.close() }()
@@ -79,18 +79,18 @@ func play(t *testing.T, shared *store.Caches, text string, seed byte) string {
 	return strings.TrimSuffix(out.String(), "\n")
 }
 
-// world is the shards of a story.
+// world has the shards of a story.
 type world struct {
 	driver
-	at      int                // the shard that commands are for
+	at      int                // the shard of the next commands
 	names   map[keys.ID]string // of tasks
 	ids     map[string]keys.ID
-	fresh   map[keys.ID]*drivenShard // tasks that groups under way have named
+	fresh   map[keys.ID]*drivenShard // tasks named in groups under way
 	leases  map[string]Receipt       // by name of the task, or of the lease
 	granted map[Receipt]*drivenShard // in groups under way
 	scopes  map[uint64]string
 	uniq    map[[keys.UniqueLen]byte]string
-	known   uint64 // ms: for how long the last process has had the clock of leases
+	known   uint64 // ms: for how long the last process has known the clock of leases
 	out     strings.Builder
 }
 
@@ -153,7 +153,7 @@ func (w *world) span(text string) time.Duration {
 	return d
 }
 
-// moment is a time of the wall clock, which stories write as what has passed since their beginning.
+// moment is a time of the wall clock; stories write it as a duration since their beginning.
 func (a args) moment(name string) uint64 {
 	if a.named[name] == "" {
 		return 0
@@ -228,9 +228,9 @@ func (w *world) open(a args) {
 	w.driver.open()
 }
 
-// crash loads what has been committed. The monotonic clock begins anew. known is for
-// how long the process, that of the next leader, has had the clock of leases; replicated, that it
-// is one of a cluster from now on; killed, that the one before has died.
+// crash loads the committed data. The monotonic clock begins anew. The new process is the one of
+// the next leader. known: for how long it has known the clock of leases; replicated: from now on it
+// belongs to a cluster; killed: the process before it has died.
 func (w *world) crash(a args, _ []string) {
 	w.known = uint64(a.span("known", 0).Milliseconds())
 	w.config.Replicated = w.config.Replicated || a.has("replicated")
@@ -246,7 +246,7 @@ func (w *world) crash(a args, _ []string) {
 	}
 }
 
-// begin begins a group of the shard that commands are for.
+// begin begins a group of the current shard.
 func (w *world) begin() *drivenShard {
 	w.driver.begin(w.s())
 	return w.s()
@@ -260,7 +260,7 @@ func (w *world) commit(s *drivenShard) {
 
 func (w *world) check(s *drivenShard) { require.NoError(w.t, w.driver.check(s)) }
 
-// told prints what the world is to learn of a group.
+// told prints the events, messages and other reports of a group.
 func (w *world) told(s *drivenShard) {
 	w.nameNew(s)
 	e := &s.Effects
@@ -295,7 +295,7 @@ func (w *world) told(s *drivenShard) {
 	maps.DeleteFunc(w.granted, func(_ Receipt, by *drivenShard) bool { return by == s })
 }
 
-// finish ends a story: what is due is done, and all is checked.
+// finish ends a story: it does the due work, and checks all shards.
 func (w *world) finish() {
 	for w.at = range w.shards {
 		s := w.s()
@@ -308,10 +308,10 @@ func (w *world) finish() {
 	}
 }
 
-// stepNames are those of upkeep.
+// stepNames are the names of the steps of upkeep.
 var stepNames = [...]string{"trim", "list", "promote", "free keys", "forget", "wake", "tell", "recheck", "send", "reap", "tick", "tidy"}
 
-// keepUp does what is due, in as many groups as that takes.
+// keepUp does the due work, in as many groups as necessary.
 func (w *world) keepUp() (groups int) { return w.driver.keepUp(w.s()) }
 
 func (w *world) keptUp(_ *drivenShard, steps []upkeepDone) {
@@ -371,7 +371,7 @@ func (w *world) message(m *keys.Message) string {
 	}
 }
 
-// name returns that of a task.
+// name returns the name of a task.
 func (w *world) name(id keys.ID) string {
 	if name := w.names[id]; name != "" {
 		return name
@@ -379,7 +379,7 @@ func (w *world) name(id keys.ID) string {
 	return "a task without a name"
 }
 
-// id returns that of a task. REQUIRES: the task has been committed: nobody knows of it before.
+// id returns the ID of a task. REQUIRES: the task has been committed: before, it has no user.
 func (w *world) id(name string) keys.ID {
 	id, ok := w.ids[name]
 	require.True(w.t, ok, "nothing is called %q", name)
@@ -416,7 +416,7 @@ func (w *world) nameNew(s *drivenShard) {
 			note(t.ID, t.rec)
 		}
 	}
-	for b := s.Group.Batch.Reader(); ; { // those that do not begin as ready
+	for b := s.Group.Batch.Reader(); ; { // tasks that do not begin as ready
 		kind, key, value, ok, err := b.Next()
 		require.NoError(w.t, err)
 		if !ok {
@@ -433,7 +433,7 @@ func (w *world) nameNew(s *drivenShard) {
 	}
 }
 
-// eachTask visits all that disk has.
+// eachTask visits all tasks on disk.
 func (w *world) eachTask(s *drivenShard, visit func(keys.ID, keys.Place, LaneKey, []byte, keys.EndedValue)) {
 	for _, prefix := range []byte{keys.Task, keys.Scheduled, keys.Blocked, keys.Dead, keys.Done, keys.Canceled} {
 		w.scan(s, prefix, func(key, value []byte) {
@@ -464,8 +464,8 @@ type readyLine struct {
 	tasks []string
 }
 
-// state prints what disk has, and of the leases and windows what memory has; of a queue if one is
-// named.
+// state prints the tasks on disk, and the leases and windows in memory; only those of a queue if
+// the command names one.
 func (w *world) state(a args, _ []string) {
 	s := w.s()
 	require.False(w.t, s.under, "state comes after a commit")

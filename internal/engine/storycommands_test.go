@@ -17,7 +17,7 @@ import (
 	"codeq/internal/store"
 )
 
-// storyCommands are what a story may say. Words that say name=value are options.
+// storyCommands are the commands of stories. Words of the form name=value are options.
 var storyCommands = map[string]func(w *world, a args, words []string){
 	"open":  func(w *world, a args, _ []string) { w.open(a) },
 	"shard": func(w *world, a args, _ []string) { w.at = int(a.word(0)[0] - '0') },
@@ -76,7 +76,7 @@ var storyCommands = map[string]func(w *world, a args, words []string){
 	"history": (*world).history, "note": (*world).note,
 }
 
-// verdict prints what has become of a verb, unless it has simply been done.
+// verdict prints the result of a verb, unless the verb has succeeded in the usual way.
 func (w *world) verdict(verb string, a args, v Verdict, err error) {
 	subject := verb
 	if len(a.plain) > 0 {
@@ -92,8 +92,8 @@ func (w *world) verdict(verb string, a args, v Verdict, err error) {
 	}
 }
 
-// pass moves the wall clock, and with it the monotonic one, of which time that is stalled does not
-// count. REQUIRES: no group is under way, since one reading serves a whole group.
+// pass moves the wall clock, and with it the monotonic one, which does not count stalled time.
+// REQUIRES: no group is under way, because one reading serves a whole group.
 func (w *world) pass(by string, both, stalled bool) {
 	for _, s := range w.shards {
 		require.False(w.t, s.under, "the clock moves after a commit")
@@ -114,7 +114,7 @@ func (w *world) room(a args, _ []string) {
 	}
 }
 
-// want says what effects are to tell: events, outcomes, cancels.
+// want sets the kinds of reports among the effects: events, outcomes, cancels.
 func (w *world) want(a args, _ []string) {
 	kinds := map[string]KindSet{"events": 1<<EndOfEvents - 2, "outcomes": WantOutcomes, "cancels": WantCancels, "progress": 1 << EventProgress}
 	w.wanted = 0
@@ -137,7 +137,7 @@ func (w *world) mustRest(args, []string) {
 	w.check(s)
 }
 
-// tasks reads new tasks, which semicolons divide. names are those of the tasks.
+// tasks reads new tasks; semicolons divide them. names are the names of the tasks.
 func (w *world) tasks(words []string) (tasks []NewTask, names []string) {
 	var all []args
 	var parents []string
@@ -167,7 +167,7 @@ func (w *world) tasks(words []string) (tasks []NewTask, names []string) {
 	return tasks, names
 }
 
-// task makes a new task. Of parents, those that have a name among the batch's are of the batch.
+// task makes a new task. A parent with a name of the batch is a task of the batch.
 func (w *world) task(a args, batch []string, parent bool) NewTask {
 	key := LaneKey{a.named["queue"], a.named["tenant"], uint8(a.number("priority", 0))}
 	payload := a.named["name"]
@@ -210,7 +210,7 @@ func (w *world) task(a args, batch []string, parent bool) NewTask {
 	return t
 }
 
-// produce names the tasks. A call=life/seq/low before them is one of a node.
+// produce produces tasks, and names them. With call=life/seq/low before them, a node produces them.
 func (w *world) produce(_ args, words []string) {
 	var call CallNumber
 	if len(words) > 0 && strings.HasPrefix(words[0], "call=") {
@@ -236,8 +236,8 @@ func (w *world) produce(_ args, words []string) {
 	}
 }
 
-// claim is that of an owner whose gate is open. One that says "wait" is decided again in the next
-// groups as long as it depends on a refill.
+// claim is the claim of an owner with an open gate. With "wait", the next groups decide it again as
+// long as it depends on a refill.
 func (w *world) claim(a args, _ []string) {
 	for pending := w.claimOnce(a); pending && a.has("wait"); pending = w.claimOnce(a) {
 		w.commit(w.s())
@@ -283,7 +283,7 @@ func (w *world) claimOnce(a args) (pending bool) {
 	return pending
 }
 
-// start lets suspects go on that have a place of the slow start.
+// start starts suspects that have a place of the slow start.
 func (w *world) start(a args, _ []string) {
 	s := w.begin()
 	q := s.Names.Queues[a.named["queue"]]
@@ -295,7 +295,7 @@ func (w *world) start(a args, _ []string) {
 	}
 }
 
-// die starts suspects, and lets the process die when they are at work.
+// die starts suspects, and ends the process when they are at work.
 func (w *world) die(a args, words []string) {
 	for range a.number("times", 1) {
 		w.start(a, words)
@@ -308,8 +308,8 @@ func (w *world) die(a args, words []string) {
 	}
 }
 
-// drain claims and completes tasks one after the other, and does what is due, until there is
-// nothing.
+// drain claims and completes tasks one after the other, and does the due work, until nothing is
+// left.
 func (w *world) drain(a args, _ []string) {
 	s := w.s()
 	for more := true; more; {
@@ -327,7 +327,7 @@ func (w *world) drain(a args, _ []string) {
 	}
 }
 
-// lease is that of a task, or one that a claim has named.
+// lease is the lease of a task, or a lease that a claim has named.
 func (w *world) lease(a args) Receipt {
 	r, ok := w.leases[a.word(0)]
 	require.True(w.t, ok, "no lease is called %q", a.word(0))
@@ -377,7 +377,7 @@ func alter(how Alteration) func(*world, args, []string) {
 	}
 }
 
-// redriveAll redrives many dead letters, in as many groups as that takes.
+// redriveAll redrives many dead letters, in as many groups as necessary.
 func (w *world) redriveAll(a args, _ []string) {
 	b := BulkAlteration{How: AlterRedrive, States: SetOf(Dead)}
 	for _, name := range a.plain {
@@ -394,7 +394,7 @@ func (w *world) redriveAll(a args, _ []string) {
 	}
 }
 
-// bulk alters many tasks that are in some states, in as many groups as that takes.
+// bulk alters many tasks in some states, in as many groups as necessary.
 func (w *world) bulk(a args, words []string) {
 	b := BulkAlteration{AlterTo: AlterTo{Arg: uint64(a.number("to", 0)), Queue: a.named["queue"]}}
 	b.How = map[string]Alteration{
@@ -420,8 +420,8 @@ func (w *world) bulk(a args, words []string) {
 	}
 }
 
-// configure sets a queue, or takes over what another shard says. Without a version it is the next
-// one.
+// configure sets a queue, or takes over the settings of another shard. Without a version it takes
+// the next one.
 func (w *world) configure(a args, adopt bool) {
 	s, queue := w.begin(), a.word(0)
 	set := Settings{
@@ -469,7 +469,7 @@ func (w *world) schedule(a args, _ []string) {
 	w.verdict("schedule", a, Decided, err)
 }
 
-// take lets the shard take what is under way to it.
+// take makes the shard take the messages under way to it.
 func (w *world) take(args, []string) {
 	w.driver.take(w.s(), func(n int, p *delivery, from int) {
 		w.printf("takes %d of %d of shard %d", n, len(p.Messages), from)
@@ -504,7 +504,7 @@ func (w *world) deliver(args, []string) {
 	w.at = at
 }
 
-// effects prints what the owner carries out beside what a commit prints.
+// effects prints the work for the owner that a commit does not print.
 func (w *world) effects(args, []string) {
 	e := &w.s().Effects
 	print := func(what string, queues []*Queue) {
@@ -524,7 +524,7 @@ func (w *world) effects(args, []string) {
 	}
 }
 
-// next prints for what the owner wakes up.
+// next prints the next reasons for the owner to wake up.
 func (w *world) next(args, []string) {
 	s := w.s()
 	uptime, lease, wall := s.NextDue()
@@ -539,7 +539,7 @@ func (w *world) next(args, []string) {
 	}
 }
 
-// memory prints what of the catalogue is in memory.
+// memory prints the part of the catalogue that is in memory.
 func (w *world) memory(args, []string) {
 	s := w.s()
 	c := &s.Names.catalogue
@@ -564,7 +564,7 @@ func (w *world) outcomeOf(a args, _ []string) {
 	}
 }
 
-// first prints what a claim would get, as far as memory shows.
+// first prints the task that a claim would get, as far as memory shows.
 func (w *world) first(a args, _ []string) {
 	f, ok := FirstTask{}, false
 	if q := w.s().Names.Queues[a.named["queue"]]; q != nil {
@@ -581,8 +581,7 @@ func (w *world) idle(a args, _ []string) {
 	w.printf("idle: %t", w.s().Idle(&Idleness{Queues: a.plain}))
 }
 
-// sweep reads what a sweep of the catalogue asks for.
-// totals prints what has happened to the tasks of a queue, in all and by day.
+// totals prints the counts of the events of a queue's tasks, in all and by day.
 func (w *world) totals(a args, _ []string) {
 	s, names := w.s(), []string{"", "produced", "claimed", "completed", "retried", "released", "dead", "canceled", "expired"}
 	text := func(t *keys.Totals) (text string) {
@@ -612,7 +611,7 @@ func (w *world) sweep(args, []string) {
 	s.Names.Swept(sw, sw.Names.Read(s.Store.DB(), func() bool { return false }))
 }
 
-// note lets a lease have what its handler says.
+// note gives a lease the notes of its handler.
 func (w *world) note(a args, _ []string) {
 	n := &record.Notes{Done: int64(a.number("done", 0)), Total: int64(a.number("total", 0)), Text: a.named["text"], At: w.Wall}
 	for k, v := range a.named {
@@ -623,7 +622,7 @@ func (w *world) note(a args, _ []string) {
 	w.verdict("note", a, Decided, w.beginAt(a).Leases.Note(w.lease(a), n))
 }
 
-// history prints what is known of the attempts of a task, and what its handlers have said.
+// history prints the known attempts of a task, and the notes of its handlers.
 func (w *world) history(a args, _ []string) {
 	s := w.s()
 	require.False(w.t, s.under, "history comes after a commit")

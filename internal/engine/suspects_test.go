@@ -10,8 +10,8 @@ import (
 	"codeq/internal/record"
 )
 
-// TestCostOfCrash: a crash is an attempt for the task that is known to have been the only suspect
-// at work, and if the attempt counted before.
+// TestCostOfCrash: a crash counts as an attempt of a task if the task is known to be the only
+// suspect at work, or if the attempt counted before.
 func TestCostOfCrash(t *testing.T) {
 	for _, c := range []struct {
 		crash              crash
@@ -32,7 +32,7 @@ func TestCostOfCrash(t *testing.T) {
 	}
 }
 
-// oneMore is a table of suspects in which another shard has one as well.
+// oneMore is a table of suspects with one suspect of another shard.
 type oneMore struct {
 	atWork  map[uint64]int
 	partial bool
@@ -51,8 +51,8 @@ func (o *oneMore) Crash(process, lasts uint64) (suspects int, partial bool, left
 	return o.atWork[process] + 1, o.partial, lasts / 2, !o.asking
 }
 
-// TestCrashOverLeaderChange: a leader that takes the rest of a process's tasks back counts the
-// suspects that the leader before has found, and tells the other shards.
+// TestCrashOverLeaderChange: a new leader that takes back the rest of a process's tasks also counts
+// the suspects that the previous leader found, and tells the other shards.
 func TestCrashOverLeaderChange(t *testing.T) {
 	r := newRuled(t, Config{SuspectFor: 60_000, Replicated: true})
 	r.produce(newTask(LaneKey{Queue: "a"}, record.Record{}), newTask(LaneKey{Queue: "b"}, record.Record{}))
@@ -97,9 +97,9 @@ func TestCrashOverLeaderChange(t *testing.T) {
 	}
 }
 
-// TestCrashOverLeaders: in a cluster, suspects of a process in other shards count for its crash, as
-// soon as they are known, and so do not those of another process with a worker of the same name,
-// nor a lease of Claim.
+// TestCrashOverLeaders: in a cluster, suspects of a process in other shards count for its crash as
+// soon as they are known. Suspects of another process with a worker of the same name do not count,
+// nor does a lease of Claim.
 func TestCrashOverLeaders(t *testing.T) {
 	r := newRuled(t, Config{Replicated: true})
 	table := &oneMore{atWork: make(map[uint64]int), partial: true, asking: true}
@@ -127,8 +127,8 @@ func TestCrashOverLeaders(t *testing.T) {
 	require.Equal(t, &crash{Partial: true}, c, "its process is not known")
 }
 
-// TestSuspectsLeaveMemory: a queue without suspects leaves memory, and the list of queues that may
-// have some: another crash does not wake it.
+// TestSuspectsLeaveMemory: a queue without suspects leaves memory, and the list of queues with
+// possible suspects: another crash does not wake it.
 func TestSuspectsLeaveMemory(t *testing.T) {
 	r := newRuled(t, Config{})
 	r.begin(r.drivenShard)
@@ -141,7 +141,8 @@ func TestSuspectsLeaveMemory(t *testing.T) {
 	require.Empty(t, r.Suspects.queues)
 }
 
-// TestCrashIsOver: when all leases of Run of the process that has died have been taken back.
+// TestCrashIsOver: a crash is over once the shard has taken back all leases of Run of the process
+// that died.
 func TestCrashIsOver(t *testing.T) {
 	r := newRuled(t, Config{})
 	r.produce(newTask(LaneKey{Queue: "a"}, record.Record{}), newTask(LaneKey{Queue: "a"}, record.Record{}))
@@ -161,7 +162,7 @@ func TestCrashIsOver(t *testing.T) {
 }
 
 // TestCrashOnFullDisk: tasks come back from a crash while the disk has no room to clear suspects:
-// those that wait stay suspects, and start when there is room.
+// the waiting ones stay suspects, and start when there is room.
 func TestCrashOnFullDisk(t *testing.T) {
 	r := newRuled(t, Config{SuspectFor: 60_000})
 	for range 3 {
@@ -197,15 +198,15 @@ func TestCrashOnFullDisk(t *testing.T) {
 	require.EqualValues(t, 3, r.countsOf("a").Blocked)
 	require.False(t, start(), "there is no room for a claim")
 	r.Room = Roomy
-	r.settle() // which looks for queues with suspects
+	r.settle() // it looks for queues with suspects
 	for range 3 {
 		require.True(t, start())
 	}
 	require.EqualValues(t, 3, r.countsOf("a").Ready)
 }
 
-// TestClearingBesideBlocked: tasks come back from a crash that clears suspects without regard to
-// how many groups have tasks that wait for their turns.
+// TestClearingBesideBlocked: tasks come back from a crash that clears suspects, for any number of
+// groups with tasks that wait for their turns.
 func TestClearingBesideBlocked(t *testing.T) {
 	r := newRuled(t, Config{SuspectFor: 60_000})
 	suspects := r.produce(newTask(LaneKey{Queue: "a"}, record.Record{}), newTask(LaneKey{Queue: "z"}, record.Record{}))
@@ -247,8 +248,8 @@ func TestClearingBesideBlocked(t *testing.T) {
 	require.EqualValues(t, 1, r.countsOf("z").Ready)
 }
 
-// TestClearingOfManyQueues: no group clears, or looks for, the suspects of more queues than its
-// budget allows.
+// TestClearingOfManyQueues: a group clears the suspects of no more queues than its budget allows,
+// and looks for suspects in no more queues.
 func TestClearingOfManyQueues(t *testing.T) {
 	r := newRuled(t, Config{SuspectFor: 60_000, Replicated: true})
 	const queues = 6000
@@ -295,9 +296,9 @@ func TestClearingOfManyQueues(t *testing.T) {
 	require.Equal(t, 1, blocked, "the suspect that was at work")
 }
 
-// TestStaleSuspect: a suspect that was started, and not leased until its place is over, holds the
-// others of its queue back, and takes a place when it is leased after all, or leaves when it is
-// canceled.
+// TestStaleSuspect: a started suspect without a lease at the end of its place holds back the other
+// suspects of its queue. It takes a place when it gets a lease after all, or leaves when a call
+// cancels it.
 func TestStaleSuspect(t *testing.T) {
 	r := newRuled(t, Config{SuspectFor: 60_000})
 	for range 3 {

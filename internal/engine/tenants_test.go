@@ -10,17 +10,17 @@ import (
 	"codeq/internal/ready"
 )
 
-// turnKept is how long a lane keeps the rest of its turn.
+// turnKept is a lane's time limit for the rest of its turn.
 const turnKept = 10 * time.Minute
 
-// sharded are shards of a process that share a countedTenants.
+// sharded are shards of one process with a common countedTenants.
 type sharded struct{ *ruled }
 
 func newSharded(t *testing.T, shards int) sharded {
 	return sharded{newRuled(t, Config{Shards: shards, SuspectFor: 60_000})}
 }
 
-// in makes what follows concern a shard.
+// in selects a shard for the next operations.
 func (s sharded) in(shard int) sharded {
 	s.drivenShard = s.shards[shard]
 	return s
@@ -44,14 +44,15 @@ func (s sharded) isDrained(tenant string) bool {
 	return l == nil || s.Names.ready.Usage(&l.tasks).Complete && s.Names.ready.Usage(&l.tasks).Held == 0
 }
 
-// share is what a claim goes by to the shard: 1 is that of a tenant of weight 1 in one shard.
+// share is the weight of the shard for claims: 1 is the share of a tenant of weight 1 with one
+// shard.
 func (s sharded) share() float64 {
 	f, ok := s.Names.First(s.Names.Queues["a"])
 	require.True(s, ok)
 	return float64(f.Share) / ready.WholeShare
 }
 
-// settleAll delivers what the shards send to each other, and checks them.
+// settleAll delivers the messages between the shards, and checks the shards.
 func (s sharded) settleAll() {
 	for again := true; again; {
 		again = false
@@ -71,8 +72,8 @@ func (s sharded) settleAll() {
 	}
 }
 
-// TestTurnsOverShards: a tenant's turn is the longer the fewer shards it has, compared with the
-// others of its ring; and the share of a shard is that of its tenants.
+// TestTurnsOverShards: a tenant in fewer shards than the other tenants of its ring has a longer
+// turn. The share of a shard is the sum of its tenants' shares.
 func TestTurnsOverShards(t *testing.T) {
 	s := newSharded(t, 4)
 	s.in(0).produceFor("a", 0, 200, "A", "X", "C")
@@ -100,8 +101,8 @@ func TestTurnsOverShards(t *testing.T) {
 	s.settleAll()
 }
 
-// TestUnnamedTenantIsCounted: the tenant "" is counted as others are where there are others, in any
-// shard, and costs nothing where there are none.
+// TestUnnamedTenantIsCounted: if there are other tenants in any shard, the table counts the tenant
+// "" like them. Without other tenants it costs nothing.
 func TestUnnamedTenantIsCounted(t *testing.T) {
 	s := newSharded(t, 2)
 	s.in(0).produceFor("a", 0, 100, "")
@@ -138,7 +139,7 @@ func TestTenantsLeaveTheTable(t *testing.T) {
 	require.Empty(t, s.driver.tenants)
 }
 
-// TestTenantsAfterLoad: tenants that were loaded are counted when memory has tasks of theirs.
+// TestTenantsAfterLoad: the table counts loaded tenants when memory has tasks of them.
 func TestTenantsAfterLoad(t *testing.T) {
 	s := newSharded(t, 4)
 	for shard := range 4 {
@@ -151,13 +152,13 @@ func TestTenantsAfterLoad(t *testing.T) {
 		require.InDelta(t, []float64{3, 2, 2, 2}[shard], s.in(shard).share(), 1e-9, "nothing is known yet")
 		s.order(3)
 	}
-	s.in(0).order(6) // what is left of the turns
+	s.in(0).order(6) // the rest of the turns
 	require.Equal(t, "ABXXXXABXXXX", s.order(12))
 	s.settleAll()
 }
 
-// TestTurnsBesideSuspects: suspects that wait for their start take no turns, and a tenant that has
-// nothing else in a shard has no share there until one starts.
+// TestTurnsBesideSuspects: suspects that wait for their start take no turns. A tenant with only
+// such suspects in a shard has no share there until one of them starts.
 func TestTurnsBesideSuspects(t *testing.T) {
 	s := newSharded(t, 2)
 	s.in(0).produceFor("a", 0, 50, "A", "Y")
@@ -187,9 +188,9 @@ func TestTurnsBesideSuspects(t *testing.T) {
 	s.settleAll()
 }
 
-// TestTurnIsKept: a tenant whose tasks become ready one at a time gets all claims of its turn, and
-// no more: in the shard that has all its tasks, in some of the shards, and by its weight. A turn
-// does not outlast a long absence.
+// TestTurnIsKept: a tenant with tasks that become ready one at a time gets all claims of its turn,
+// and no more: with all its tasks in one shard, with tasks in some of the shards, and by its
+// weight. A turn ends during a long absence.
 func TestTurnIsKept(t *testing.T) {
 	// trickle returns the tenants of the next claims, if X has one task before each of them.
 	trickle := func(s sharded, claims int) (tenants string) {

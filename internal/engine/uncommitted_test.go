@@ -11,8 +11,8 @@ import (
 	"codeq/internal/record"
 )
 
-// TestChildrenShareCommits: many children of a task that exists already do not take a
-// commit each, be the parent ready, leased, scheduled, blocked or dead.
+// TestChildrenShareCommits: many children of an existing task share commits, for a parent that is
+// ready, leased, scheduled, blocked or dead.
 func TestChildrenShareCommits(t *testing.T) {
 	t.Parallel()
 	const children = 400
@@ -50,15 +50,15 @@ func TestChildrenShareCommits(t *testing.T) {
 			r.settle()
 			require.LessOrEqual(t, r.commits-before, children/10, "commits for children")
 			require.EqualValues(t, children, r.countsOf("c").Blocked)
-			r.in(func() (Verdict, error) { return r.Alter(parent, AlterCancel, 0) }) // which cancels them
+			r.in(func() (Verdict, error) { return r.Alter(parent, AlterCancel, 0) }) // this cancels them
 			r.settle()
 			require.Zero(t, r.countsOf("c").Blocked)
 		})
 	}
 }
 
-// TestDebounceSharesCommits: many produces that replace each other share a commit, and
-// the last one stands.
+// TestDebounceSharesCommits: many produces that replace each other share a commit, and the last one
+// stays.
 func TestDebounceSharesCommits(t *testing.T) {
 	t.Parallel()
 	const calls = 200

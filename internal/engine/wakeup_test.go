@@ -13,8 +13,8 @@ import (
 	"codeq/internal/record"
 )
 
-// TestWakeupsBeyondMemory: when more tasks are to be canceled at once than memory has wakeups
-// for, those that it does not hold are read from disk.
+// TestWakeupsBeyondMemory: when canceled parents cancel more tasks at once than memory has wakeups
+// for, the shard reads the other wakeups from disk.
 func TestWakeupsBeyondMemory(t *testing.T) {
 	t.Parallel()
 	r := newRuled(t, Config{})
@@ -64,8 +64,8 @@ func inGroup(payload string) NewTask {
 	return newTask(LaneKey{Queue: "a"}, record.Record{GroupKey: "g", Payload: []byte(payload)})
 }
 
-// TestFront: a task that begins to wait when younger ones have gone on already is
-// the next to go on.
+// TestFront: a task that begins to wait after younger ones have already gone on is the next to go
+// on.
 func TestFront(t *testing.T) {
 	t.Parallel()
 	r := newRuled(t, Config{})
@@ -101,8 +101,8 @@ func TestFront(t *testing.T) {
 	}
 }
 
-// TestDoubtfulQueuesAreForgotten: queues of which some might have had wakeups leave memory as soon
-// as no wakeups are on disk only, whether or not anything else happens.
+// TestDoubtfulQueuesAreForgotten: queues with possible wakeups leave memory as soon as disk has no
+// wakeups that memory lacks, with or without other events.
 func TestDoubtfulQueuesAreForgotten(t *testing.T) {
 	t.Parallel()
 	r := newRuled(t, Config{})
@@ -122,8 +122,8 @@ func TestDoubtfulQueuesAreForgotten(t *testing.T) {
 	r.settle()
 }
 
-// TestDueAtOnce: what tasks cost that become due at one moment is in proportion to their
-// number, however many groups it takes: each is read once. So are idempotency keys
+// TestDueAtOnce: the cost of tasks that become due at one moment is in proportion to their number,
+// for any number of groups: the shard reads each task once. The same holds for idempotency keys
 // that become free at one moment.
 func TestDueAtOnce(t *testing.T) {
 	t.Parallel()
