@@ -31,11 +31,10 @@ import (
 	"codeq/internal/testkit"
 )
 
-// The cluster kill test runs three nodes as processes on loopback, which are
-// this test binary again. They produce and work, and say on their standard
-// output what was acknowledged, when, and which shards they lead. The parent
-// kills one after another with SIGKILL, starts it again, and compares what was
-// acknowledged with what was worked on.
+// The cluster kill test runs three nodes as processes on loopback; they run this test binary again.
+// They produce and work. On their standard output they report the acknowledgements with their
+// times, and their shards as leaders. The parent kills one node after another with SIGKILL, starts
+// it again, and compares the acknowledgements with the work on the tasks.
 
 var (
 	clusterFor      = flag.Duration("cluster.for", 0, "how long TestClusterKill keeps the nodes under load, at each durability; 0: 2s, 10s with -long")
@@ -47,40 +46,40 @@ const (
 	clusterShardsN  = 3
 	clusterQueue    = "kill"
 	clusterLease    = 3 * time.Second
-	// Each of the producers of a node pauses for so long after each task, so that
-	// the machine is busy and elections still find processors.
+	// Each producer of a node pauses for so long after each task: the machine is busy, but
+	// elections still find processors.
 	clusterPause = 5 * time.Millisecond
 )
 
-// clusterConfig is what a node is told on its start.
+// clusterConfig is the configuration of a node for its start.
 type clusterConfig struct {
 	Dir   string
 	Life  uint64 // of all processes of the test
 	Self  int
 	Peers []codeq.Peer
 	Level codeq.Durability
-	Joins bool // it joins the others, and leaves them when it is closed
+	Joins bool // the node joins the others, and leaves them when it closes
 }
 
-// What a node reports.
+// The reports of a node.
 const (
-	nodeLeads      = 'B' // number: a shard that it begins to lead
-	nodeLeadsNot   = 'E' // number: a shard that it leads no more
-	nodeCaughtUp   = 'F' // has applied what the leaders of all shards had when it was opened
+	nodeLeads      = 'B' // number: a shard; the node begins to lead it
+	nodeLeadsNot   = 'E' // number: a shard; the node no longer leads it
+	nodeCaughtUp   = 'F' // has applied all entries that the shards' leaders had at its start
 	nodeProduced   = 'P' // acknowledged
 	nodeClaimed    = 'L' // acknowledged
-	nodeFinishing  = 'S' // Complete is about to be called
+	nodeFinishing  = 'S' // a call of Complete follows
 	nodeUnfinished = 'U' // Complete has certainly not been applied
 	nodeCompleted  = 'C' // acknowledged
-	nodeDrained    = 'D' // number: tasks that are left when nothing is to be done
-	nodeFormat     = 'V' // number: the oldest format of a shard, as soon as all are known
+	nodeDrained    = 'D' // number: tasks left when no work is left
+	nodeFormat     = 'V' // number: the oldest format of a shard, once all are known
 )
 
 // nodeEvent is one report. A pipe does not split it.
 type nodeEvent struct {
 	kind    byte
 	id      codeq.ID
-	number  uint64 // of the task: its payload, unless the kind says something else
+	number  uint64 // the payload of the task, unless the kind has another number
 	attempt int
 	at      time.Time
 }
@@ -94,7 +93,7 @@ func (e nodeEvent) report() {
 	b = binary.BigEndian.AppendUint64(b, uint64(e.attempt))
 	b = binary.BigEndian.AppendUint64(b, uint64(time.Now().UnixNano()))
 	if _, err := os.Stdout.Write(b); err != nil {
-		os.Exit(1) // the parent has gone
+		os.Exit(1) // the parent has ended
 	}
 }
 
@@ -177,7 +176,7 @@ func clusterChild() (err error) {
 	}
 }
 
-// statusOf is what the nodes that answer at once say of each replica, by shard and node.
+// statusOf is the status of each replica, by shard and node, from the nodes that answer at once.
 func statusOf(q *codeq.Queue) (shards []codeq.ShardStatus, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
@@ -188,7 +187,7 @@ func statusOf(q *codeq.Queue) (shards []codeq.ShardStatus, err error) {
 	return st.Shards, nil
 }
 
-// replicaOf is what a node has of a shard; nil if that is not known.
+// replicaOf is a node's replica of a shard; nil if it is not known.
 func replicaOf(sh codeq.ShardStatus, node string) *codeq.ReplicaStatus {
 	for i, r := range sh.Replicas {
 		if r.Node == node && r.LastError == "" {
@@ -198,8 +197,8 @@ func replicaOf(sh codeq.ShardStatus, node string) *codeq.ReplicaStatus {
 	return nil
 }
 
-// reportLeadership says which shards the node leads, and of which format they are, until its queue
-// is closed.
+// reportLeadership reports the shards that the node leads, and the oldest format of all shards,
+// until its queue closes.
 func reportLeadership(q *codeq.Queue, self string) {
 	var was [clusterShardsN]bool
 	format := 0
@@ -230,13 +229,14 @@ func reportLeadership(q *codeq.Queue, self string) {
 	}
 }
 
-// reportCaughtUp says once that the node has what the leaders of all shards had when it was opened.
+// reportCaughtUp reports once that the node has all entries that the leaders of all shards had at
+// its start.
 func reportCaughtUp(q *codeq.Queue, self string) {
-	var want [clusterShardsN]uint64 // 0: it is not known yet who leads the shard
+	var want [clusterShardsN]uint64 // 0: the leader of the shard is not known yet
 	for ; ; time.Sleep(10 * time.Millisecond) {
 		shards, err := statusOf(q)
 		if errors.Is(err, codeq.ErrClosed) {
-			return // the test waits in vain
+			return // the test never gets the report
 		} else if err != nil {
 			continue // the node was too slow
 		}
@@ -285,7 +285,7 @@ func clusterWork(ctx context.Context, q *codeq.Queue) error {
 		case err == nil:
 			e.kind = nodeCompleted
 		case errors.Is(err, codeq.ErrUncertain):
-			continue // the task is done, or somebody claims it again
+			continue // the task is done, or a worker claims it again
 		case errors.Is(err, codeq.ErrLeaseLost), errors.Is(err, codeq.ErrNotLeader):
 			e.kind = nodeUnfinished
 		default:
@@ -295,25 +295,25 @@ func clusterWork(ctx context.Context, q *codeq.Queue) error {
 	}
 }
 
-// clusterHistory is what the nodes have reported.
+// clusterHistory has the reports of the nodes.
 type clusterHistory struct {
 	t  *testing.T
-	mu sync.Mutex // guards what follows
+	mu sync.Mutex // guards the fields below
 
-	leader    [clusterShardsN]int // -1: nobody says that it leads
+	leader    [clusterShardsN]int // -1: no node reports that it leads
 	since     [clusterShardsN]time.Time
 	claimedAt [clusterShardsN]time.Time // the last claim
 	elections int
 	changed   chan struct{} // closed and replaced by every event
 
 	produced  map[codeq.ID]uint64
-	byNumber  map[uint64]codeq.ID // a produce has its effect once
+	byNumber  map[uint64]codeq.ID // a produce has one effect
 	attempts  map[codeq.ID]map[int]bool
-	finishing map[codeq.ID]int // calls of Complete that may have been applied
+	finishing map[codeq.ID]int // calls of Complete with a possible effect
 	completed map[codeq.ID]int // the attempt
-	caughtUp  map[int]int      // how often a node has
+	caughtUp  map[int]int      // how often a node has caught up
 	drained   map[int]uint64
-	formats   map[int]uint64 // of the shards, as the nodes have said last
+	formats   map[int]uint64 // of the shards, from the last reports of the nodes
 }
 
 func newClusterHistory(t *testing.T) *clusterHistory {
@@ -380,7 +380,7 @@ func (h *clusterHistory) numbered(e nodeEvent) {
 	h.byNumber[e.number] = e.id
 }
 
-// wait waits until a condition holds of the history.
+// wait waits until the history meets a condition.
 func (h *clusterHistory) wait(what string, limit time.Duration, holds func() bool) {
 	h.t.Helper()
 	over := time.After(limit)
@@ -402,19 +402,19 @@ func (h *clusterHistory) wait(what string, limit time.Duration, holds func() boo
 	}
 }
 
-// clusterNodes is three nodes that run, as processes, with what they have reported.
+// clusterNodes are three nodes that run as processes, and their reports.
 type clusterNodes struct {
 	*clusterHistory
 	dir       string
 	level     codeq.Durability
 	peers     []codeq.Peer
 	lives     uint64 // of all nodes so far
-	build     string // test binary that nodes which are started run
+	build     string // the test binary of nodes that start
 	processes []*clusterProcess
 }
 
-// startNodes starts a new cluster, which ends with the test, and waits until all shards are led.
-// The nodes run a test binary: this one, or that of another build.
+// startNodes starts a new cluster, and waits until all shards have leaders. The cluster ends with
+// the test. The nodes run a test binary: this one, or that of another build.
 func startNodes(t *testing.T, random *rand.Rand, level codeq.Durability, build string) *clusterNodes {
 	c := newNodes(t, random, level, build)
 	for i := range c.processes {
@@ -446,7 +446,7 @@ func newNodes(t *testing.T, random *rand.Rand, level codeq.Durability, build str
 	return c
 }
 
-// waitForLeaders waits until all shards are led.
+// waitForLeaders waits until all shards have leaders.
 func (c *clusterNodes) waitForLeaders() {
 	c.t.Helper()
 	c.wait("the shards have leaders", 20*time.Second, func() bool { return !slices.Contains(c.leader[:], -1) })
@@ -455,8 +455,8 @@ func (c *clusterNodes) waitForLeaders() {
 // start starts a node, perhaps again.
 func (c *clusterNodes) start(node int) { c.startWith(c.config(node)) }
 
-// startAfter starts a node of a cluster that began with the first one, and which each of the others
-// joins.
+// startAfter starts a node of a cluster that began with the first node; each of the others joins
+// it.
 func (c *clusterNodes) startAfter(node int) {
 	conf := c.config(node)
 	conf.Peers, conf.Joins = c.peers[:node+1], node > 0
@@ -465,7 +465,7 @@ func (c *clusterNodes) startAfter(node int) {
 
 func (c *clusterNodes) startWith(conf clusterConfig) { c.processes[conf.Self] = c.run(c.build, conf) }
 
-// config is that of the next life of a node.
+// config is the configuration of a node for its next life.
 func (c *clusterNodes) config(node int) clusterConfig {
 	c.lives++
 	return clusterConfig{
@@ -477,7 +477,7 @@ func (c *clusterNodes) config(node int) clusterConfig {
 type clusterProcess struct {
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
-	read  chan struct{} // closed when everything it has reported is in the history
+	read  chan struct{} // closed when all its reports are in the history
 }
 
 // thisBuild is this test binary.
@@ -487,7 +487,7 @@ func thisBuild(t *testing.T) string {
 	return exe
 }
 
-// nodeCommand is what runs a node.
+// nodeCommand is the command that runs a node.
 func (h *clusterHistory) nodeCommand(build string, c clusterConfig) *exec.Cmd {
 	conf, err := json.Marshal(c)
 	require.NoError(h.t, err)
@@ -523,7 +523,7 @@ func (h *clusterHistory) run(build string, c clusterConfig) *clusterProcess {
 	return p
 }
 
-// dump makes a node write what its goroutines are at to the standard error, which ends it.
+// dump makes a node write the stacks of its goroutines to the standard error; this ends the node.
 func (p *clusterProcess) dump() {
 	_ = resume(p.cmd.Process)                         // it may have ended
 	if p.cmd.Process.Signal(syscall.SIGQUIT) == nil { // else it has ended
@@ -538,14 +538,13 @@ func (p *clusterProcess) kill() {
 	_ = p.cmd.Wait()
 }
 
-// TestClusterKill: while one node after another is killed, nothing that was
-// acknowledged is lost, nothing is done twice that was acknowledged as done, and
-// the shards of a node that was killed are served again in time. Some are not killed but paused,
-// and go on later.
+// TestClusterKill: while one node after another dies, no acknowledged task is lost, and no task
+// with an acknowledged end runs again. Other nodes serve the shards of a killed node in time. The
+// test pauses some nodes instead, and they go on later.
 func TestClusterKill(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	parallel := func(t *testing.T) {
-		if *clusterFor == 0 { // whoever measures wants one cluster at a time
+		if *clusterFor == 0 { // a measurement needs one cluster at a time
 			t.Parallel()
 		}
 	}
@@ -566,10 +565,10 @@ func killNodes(t *testing.T, level codeq.Durability) {
 	var failovers []time.Duration
 	kills, stops := 0, 0
 	for begun := time.Now(); time.Since(begun) < load; kills++ {
-		time.Sleep(time.Second + time.Duration(random.IntN(500))*time.Millisecond) // there is to be a load, and not kills alone
+		time.Sleep(time.Second + time.Duration(random.IntN(500))*time.Millisecond) // a load between the kills
 		c.waitForLeaders()
 		victim := random.IntN(len(c.processes))
-		if kills%2 == 0 { // one that is missed
+		if kills%2 == 0 { // a node that leads a shard
 			c.mu.Lock()
 			victim = c.leader[random.IntN(clusterShardsN)]
 			c.mu.Unlock()
@@ -582,7 +581,7 @@ func killNodes(t *testing.T, level codeq.Durability) {
 		took, elected := c.miss(victim, end)
 		t.Logf("%s %d: node %d, shards led again after %v, served after %v", what, kills, victim, elected, took)
 		failovers = append(failovers, took...)
-		time.Sleep(time.Duration(random.IntN(1000)) * time.Millisecond) // the others go on while it is away
+		time.Sleep(time.Duration(random.IntN(1000)) * time.Millisecond) // the others go on without it
 		back(victim)
 	}
 
@@ -594,8 +593,8 @@ func killNodes(t *testing.T, level codeq.Durability) {
 	}
 }
 
-// finish ends the producers and, when nothing is left to be done, the nodes, and compares what was
-// acknowledged with what was done.
+// finish ends the producers, and then, when no work is left, the nodes. It compares the
+// acknowledgements with the work on the tasks.
 func (c *clusterNodes) finish() {
 	for _, p := range c.processes {
 		_, err := p.stdin.Write([]byte{0})
@@ -614,8 +613,8 @@ func (c *clusterNodes) finish() {
 	c.verify()
 }
 
-// TestClusterReturn: a node that was away for long counts again as soon as it is
-// back, so that another one can be missed.
+// TestClusterReturn: a node that was away for long counts again as soon as it is back: then the
+// cluster can do without another node.
 func TestClusterReturn(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a node is away for 6 s")
@@ -624,7 +623,7 @@ func TestClusterReturn(t *testing.T) {
 	c := startNodes(t, testkit.Seeded(t), codeq.DurabilityProcess, thisBuild(t))
 	c.wait("the node has been there", 20*time.Second, func() bool { return c.caughtUp[0] == 1 })
 	c.miss(0, c.kill)
-	time.Sleep(6 * time.Second) // for so long that Raft hardly ever tries to replicate to it any more
+	time.Sleep(6 * time.Second) // so long that Raft now rarely tries to replicate to it
 	c.start(0)
 	back := time.Now()
 	c.wait("the node has caught up", 20*time.Second, func() bool { return c.caughtUp[0] == 2 })
@@ -658,18 +657,18 @@ func TestClusterReturn(t *testing.T) {
 // kill ends a node without a warning.
 func (c *clusterNodes) kill(node int) { c.processes[node].kill() }
 
-// pause stops a node from running: its clocks go on, and nobody notices at once.
+// pause stops a node: its clocks go on, and the other nodes do not notice the pause at once.
 func (c *clusterNodes) pause(node int) {
 	require.NoError(c.t, pause(c.processes[node].cmd.Process))
 }
 
-// resume lets a paused node run. It may believe for a moment that it leads.
+// resume continues a paused node. For a moment the node may act as a leader.
 func (c *clusterNodes) resume(node int) {
 	require.NoError(c.t, resume(c.processes[node].cmd.Process))
 }
 
-// miss ends or pauses a node, and tells for each shard that it led how long it took until another
-// node had claimed a task of it, and until that node was elected.
+// miss ends or pauses a node. For each shard that it led, miss returns the time until the claim of
+// a task at another node, and the time until the election of that node.
 func (c *clusterNodes) miss(node int, end func(node int)) (took, elected []time.Duration) {
 	at := time.Now()
 	end(node)
@@ -697,7 +696,7 @@ func (c *clusterNodes) miss(node int, end func(node int)) (took, elected []time.
 	return took, elected
 }
 
-// verify compares what was acknowledged with what was done.
+// verify compares the acknowledgements with the work on the tasks.
 func (h *clusterHistory) verify() {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -26,8 +26,8 @@ import (
 	"codeq/internal/testkit"
 )
 
-// The hung disk test runs three nodes as processes, which produce all the time. The disk of one of
-// them stops to answer: its file system blocks, or is frozen by the kernel. The others lead its
+// The hung disk test runs three nodes as processes; they produce all the time. The disk of one node
+// stops answering: its file system blocks, or the kernel freezes it. The other nodes lead its
 // shards, and no call takes longer than CallTimeout.
 
 const (
@@ -38,26 +38,26 @@ const (
 	hungStall    = 5 * time.Second  // Options.StallAfter
 )
 
-// hungConfig is what a node is told on its start.
+// hungConfig is the configuration of a node for its start.
 type hungConfig struct {
 	Dir   string
 	Self  int
 	Peers []codeq.Peer
 }
 
-// hungReport is what a node says twenty times a second.
+// hungReport is the report of a node, twenty times a second.
 type hungReport struct {
 	Node      int
 	Leads     []int         // shards
 	Stalled   bool          // by Health
-	Status    time.Duration // how long Health and ClusterStatus have taken
-	Longest   time.Duration // that a produce has taken
+	Status    time.Duration // duration of Health and ClusterStatus
+	Longest   time.Duration // the longest duration of a produce
 	Acked     int
 	Uncertain int
 	Refused   int    // certainly not stored
 	Error     string // any other
-	Stored    uint64 // when it was asked for that last
-	Counts    int    // how often it was
+	Stored    uint64 // at the last request for it
+	Counts    int    // the number of these requests
 }
 
 // hungFS is the file system of a node. Writes and syncs block while blocked is locked.
@@ -141,7 +141,7 @@ func hungChild() error {
 			report := sum
 			mu.Unlock()
 			if out.Encode(report) != nil {
-				os.Exit(1) // the parent has gone
+				os.Exit(1) // the parent has ended
 			}
 		}
 	}()
@@ -169,7 +169,7 @@ func hungChild() error {
 
 // hungNodes are the processes.
 type hungNodes struct {
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	last    [3]hungReport
 	came    [3]time.Time
 	changed chan struct{} // closed and replaced by each report
@@ -243,7 +243,7 @@ func TestHungDisk(t *testing.T) {
 		var h hungNodes
 		testHungDisk(t, &h, t.TempDir(), func() { h.say(t, 0, "hang") }, func() { h.say(t, 0, "answer") })
 	})
-	// The file system of one node is frozen by the kernel: also bbolt, with the votes, hangs.
+	// The kernel freezes the file system of one node: also bbolt, with the votes, hangs.
 	t.Run("frozen", func(t *testing.T) {
 		dir := t.TempDir()
 		image, at := filepath.Join(dir, "image"), filepath.Join(dir, "disk")
@@ -276,13 +276,13 @@ func TestHungDisk(t *testing.T) {
 		var h hungNodes
 		testHungDisk(t, &h, filepath.Join(at, "queue"), func() {
 			frozen.Store(true)
-			t.Cleanup(thaw) // before the processes are waited for
+			t.Cleanup(thaw) // before the wait for the processes
 			require.NoError(t, run("fsfreeze", "-f", at))
 		}, thaw)
 	})
 }
 
-// testHungDisk hangs the disk of the first node, with the given directory, and lets it answer
+// testHungDisk makes the disk of the first node hang, with the given directory, and then answer
 // again.
 func testHungDisk(t *testing.T, h *hungNodes, dir string, hang, answer func()) {
 	dirs := []string{dir, t.TempDir(), t.TempDir()}

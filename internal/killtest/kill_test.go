@@ -22,16 +22,16 @@ import (
 	"codeq/internal/testkit"
 )
 
-// The crash tests run this test binary again as a child that works on a queue
-// at full load and says on its standard output what was acknowledged. The
-// parent kills it with SIGKILL at a random moment, opens the queue and compares.
+// The crash tests run this test binary again as a child that works on a queue at full load. On its
+// standard output the child reports the acknowledgements. The parent kills the child with SIGKILL
+// at a random moment, opens the queue and compares.
 const (
 	crashDirEnv   = "CODEQ_CRASH_DIR"
 	crashLevelEnv = "CODEQ_CRASH_LEVEL"
 )
 
 func TestMain(m *testing.M) {
-	guard.Observe(func(what string, value any, stack []byte) { // a child ends, which its parent notices
+	guard.Observe(func(what string, value any, stack []byte) { // a child ends, and its parent notices it
 		fmt.Fprintf(os.Stderr, "codeq has panicked in %s: %v\n%s", what, value, stack)
 		os.Exit(2)
 	})
@@ -68,17 +68,17 @@ func TestMain(m *testing.M) {
 		if err == nil {
 			err = crashChild(dir, codeq.Durability(level))
 		}
-		fmt.Fprintln(os.Stderr, "child:", err) // the parent kills it before it gets here
+		fmt.Fprintln(os.Stderr, "child:", err) // the parent kills the child before this point
 		os.Exit(1)
 	}
 	os.Exit(m.Run())
 }
 
-// What a child reports: a kind, a task, and a number.
+// The reports of a child: a kind, a task, and a number.
 const (
-	crashProduced  = 'P' // acknowledged; the number is the producer's
+	crashProduced  = 'P' // acknowledged; the number of the producer
 	crashClaimed   = 'L' // acknowledged; the number is the attempt
-	crashFinishing = 'S' // Complete is about to be called
+	crashFinishing = 'S' // a call of Complete follows
 	crashCompleted = 'C' // acknowledged
 )
 
@@ -90,7 +90,7 @@ type crashEvent struct {
 	n    int
 }
 
-// report writes an event with one write, which a pipe does not split.
+// report writes an event with one write: a pipe does not split it.
 func (e crashEvent) report() error {
 	b := append([]byte{e.kind}, e.id[:]...)
 	_, err := os.Stdout.Write(append(b, byte(e.n>>8), byte(e.n)))
@@ -172,7 +172,7 @@ func crashWork(q *codeq.Queue) error {
 	}
 }
 
-// crashHistory is what children have reported of the tasks in one directory.
+// crashHistory has the reports of children on the tasks in one directory.
 type crashHistory struct {
 	order     []codeq.ID // of acknowledged produces
 	producer  map[codeq.ID]int
@@ -201,14 +201,14 @@ func (h *crashHistory) add(e crashEvent) {
 	}
 }
 
-// crashCommand is what runs a child.
+// crashCommand is the command that runs a child.
 func crashCommand(build, dir string, level codeq.Durability) *exec.Cmd {
 	cmd := exec.Command(build, "-test.run=^$")
 	cmd.Env = append(os.Environ(), crashDirEnv+"="+dir, crashLevelEnv+"="+strconv.Itoa(int(level)))
 	return cmd
 }
 
-// runAndKill lets a child work until it has reported that many events.
+// runAndKill runs a child until it has reported that many events, and kills it.
 func (h *crashHistory) runAndKill(t *testing.T, dir string, level codeq.Durability, events int) {
 	t.Helper()
 	cmd := crashCommand(thisBuild(t), dir, level)
@@ -231,14 +231,14 @@ func (h *crashHistory) runAndKill(t *testing.T, dir string, level codeq.Durabili
 	require.Error(t, cmd.Wait(), "the child was to be killed")
 }
 
-// stored opens the queue and returns all of its tasks, and makes sure that what is on disk does not
-// contradict itself.
+// stored opens the queue and returns all its tasks. It checks that the data on disk do not
+// contradict each other.
 func stored(t *testing.T, dir string, level codeq.Durability) map[codeq.ID]*codeq.TaskInfo {
 	t.Helper()
 	q, err := codeq.Open(dir, crashOptions(level))
 	require.NoError(t, err)
 	tasks := make(map[codeq.ID]*codeq.TaskInfo)
-	for _, state := range []codeq.State{codeq.Leased, codeq.Scheduled, codeq.Ready, codeq.Dead} { // in the order in which they go on
+	for _, state := range []codeq.State{codeq.Leased, codeq.Scheduled, codeq.Ready, codeq.Dead} { // in the order of their progress
 		for info, err := range q.List(context.Background(), codeq.ListOptions{State: state}) {
 			require.NoError(t, err)
 			tasks[info.ID] = info
@@ -251,11 +251,11 @@ func stored(t *testing.T, dir string, level codeq.Durability) map[codeq.ID]*code
 	return tasks
 }
 
-// crashRounds is how often a child is killed at each level.
+// crashRounds is the number of kills at each level.
 func crashRounds() int { return testkit.Sized(6, 30) }
 
-// TestKillLosesNothing: at the levels process and disk, whatever was
-// acknowledged before a kill -9 is there afterwards.
+// TestKillLosesNothing: at the levels process and disk, all operations acknowledged before a kill
+// -9 have their effect afterwards.
 func TestKillLosesNothing(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -277,8 +277,8 @@ func TestKillLosesNothing(t *testing.T) {
 						require.NotNil(t, info, "task %s is lost", id)
 					}
 					if info != nil {
-						// A released attempt does not count, but is never handed out as a lower
-						// one.
+						// A released attempt does not count, but no later attempt has a lower
+						// number.
 						require.GreaterOrEqual(t, info.Attempts, h.attempts[id]-1, "attempts of task %s", id)
 						if info.State == codeq.Leased {
 							require.GreaterOrEqual(t, info.Attempts, h.attempts[id], "attempts of leased task %s", id)
@@ -292,9 +292,8 @@ func TestKillLosesNothing(t *testing.T) {
 	}
 }
 
-// TestKillWithoutDurability: at the level none a kill -9 loses the last of what
-// was acknowledged and nothing else: of each producer's tasks in a shard, a
-// prefix is left.
+// TestKillWithoutDurability: at the level none, a kill -9 loses the last acknowledged operations
+// and nothing else: a prefix of each producer's tasks in a shard is left.
 func TestKillWithoutDurability(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()

@@ -12,10 +12,10 @@ import (
 	"codeq/internal/testkit"
 )
 
-// TestOneToThree: a queue by itself becomes the first node of a cluster, and two processes join it.
-// One that joins, and then the first one, are killed under load. When all tasks are done, the two
-// leave, and the first one is a queue by itself again. Nothing that was acknowledged is lost, and
-// nothing is done twice.
+// TestOneToThree: a queue without a cluster becomes the first node of a cluster, and two processes
+// join it. The test kills one that joins, and then the first one, under load. When all tasks are
+// done, the two leave, and the first one is a queue without a cluster again. No acknowledged task
+// is lost, and no task runs again after its acknowledged end.
 func TestOneToThree(t *testing.T) {
 	testkit.OnlyLong(t, "takes 20 s")
 	t.Parallel()

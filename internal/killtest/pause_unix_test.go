@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// pauses says that processes can be paused here.
+// pauses: the test can pause processes on this system.
 const pauses = true
 
 func pause(p *os.Process) error  { return p.Signal(syscall.SIGSTOP) }

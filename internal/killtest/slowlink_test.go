@@ -26,8 +26,8 @@ import (
 	"codeq/internal/testkit"
 )
 
-// The slow link test runs three nodes as processes. One of them comes when the others have
-// gigabytes of tasks, over links of a limited rate, while more is produced.
+// The slow link test runs three nodes as processes. One node starts when the others have gigabytes
+// of tasks. Its links have a limited rate, and the others go on producing.
 
 const (
 	slowChildEnv = "CODEQ_SLOW_CHILD"
@@ -37,24 +37,24 @@ const (
 	slowPayload  = 64 << 10
 )
 
-// slowConfig is what a node is told on its start.
+// slowConfig is the configuration of a node for its start.
 type slowConfig struct {
 	Dir    string
 	Self   int
 	Peers  []codeq.Peer
 	Shards int // 0: the default
-	Rate   int // bytes per second of what comes; 0: no limit
+	Rate   int // incoming bytes per second; 0: no limit
 	Fill   int // bytes to produce at once
-	Load   int // bytes per second to produce then
+	Load   int // bytes per second to produce after that
 }
 
-// slowReport is what a node says ten times a second.
+// slowReport is the report of a node, ten times a second.
 type slowReport struct {
 	Node   int
 	Filled bool
 	Memory int64            // resident bytes
-	Heap   int64            // those of Go's heap
-	Lacks  map[string]int64 // entries of all shards, by node; of those that answer
+	Heap   int64            // bytes of Go's heap
+	Lacks  map[string]int64 // entries of all shards, by node that answers
 }
 
 // slowListener limits the rate of all connections together.
@@ -132,7 +132,7 @@ func slowLogger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(os.Stderr, nil))
 }
 
-// slowProduce produces what the others are to lack, and then at a rate.
+// slowProduce first produces the tasks that the new node lacks, and then produces at a rate.
 func slowProduce(ctx context.Context, q *codeq.Queue, c slowConfig, filled *atomic.Bool) error {
 	limit := rate.NewLimiter(rate.Limit(c.Load), 1<<20)
 	batch := make([]codeq.Task, 1<<20/slowPayload)
@@ -157,13 +157,13 @@ func slowProduce(ctx context.Context, q *codeq.Queue, c slowConfig, filled *atom
 	return nil
 }
 
-// slowReports says what the node has and knows, until it ends.
+// slowReports writes the reports of the node until its end.
 func slowReports(ctx context.Context, q *codeq.Queue, self int, filled *atomic.Bool) {
 	for ; ctx.Err() == nil; time.Sleep(100 * time.Millisecond) {
 		r := slowReport{Node: self, Filled: filled.Load(), Memory: residentBytes(), Heap: heapBytes(), Lacks: map[string]int64{}}
 		shards, err := statusOf(q)
 		if err != nil {
-			return // the queue is closed
+			return // the queue has closed
 		}
 		known := map[string]int{}
 		for _, shard := range shards {
@@ -181,12 +181,12 @@ func slowReports(ctx context.Context, q *codeq.Queue, self int, filled *atomic.B
 			_, err = os.Stdout.Write(append(b, '\n'))
 		}
 		if err != nil {
-			os.Exit(1) // the parent has gone
+			os.Exit(1) // the parent has ended
 		}
 	}
 }
 
-// residentBytes is the memory of the process that is in use: the heap of Go, and of C.
+// residentBytes is the memory in use by the process: the heap of Go, and of C.
 func residentBytes() int64 {
 	var pages, resident int64
 	b, err := os.ReadFile("/proc/self/statm")
@@ -196,15 +196,15 @@ func residentBytes() int64 {
 	return resident * int64(os.Getpagesize())
 }
 
-// heapBytes is the part of it that is the heap of Go, with what is free there.
+// heapBytes is the heap of Go in it, with its free part.
 func heapBytes() int64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapSys - m.HeapReleased)
 }
 
-// TestSlowLink: a node that lacks gigabytes catches up over links of a limited rate, while more is
-// produced, and no node takes much memory for it.
+// TestSlowLink: a node that lacks gigabytes catches up over links of a limited rate, while the
+// others go on producing. No node takes much memory for it.
 func TestSlowLink(t *testing.T) {
 	testkit.OnlyLong(t, "gigabytes over slow links")
 	if runtime.GOOS != "linux" {
@@ -226,7 +226,7 @@ func slowLink(t *testing.T, limit, shards int) {
 	reports, over := make(chan slowReport), make(chan struct{})
 	run := func(node int, c slowConfig) (end func()) {
 		c.Self, c.Dir = node, filepath.Join(dir, c.Peers[node].Node)
-		ending := make(chan struct{}) // nobody may take its reports any more
+		ending := make(chan struct{}) // its reports may have no reader any more
 		stop := slowProcess(t, c, func(r slowReport) {
 			select {
 			case reports <- r:
@@ -239,7 +239,7 @@ func slowLink(t *testing.T, limit, shards int) {
 		return end
 	}
 	defer close(over) // before the processes end
-	// await returns when the first node's report meets a condition.
+	// await returns when a report of the first node meets a condition.
 	await := func(what string, limit time.Duration, holds func(r slowReport) bool) {
 		t.Helper()
 		for begun, last := time.Now(), (slowReport{}); ; {
@@ -290,7 +290,7 @@ func slowLink(t *testing.T, limit, shards int) {
 	}
 }
 
-// slowProcess runs a node until the function that it returns is called.
+// slowProcess runs a node until a call of the function that it returns.
 func slowProcess(t *testing.T, c slowConfig, seen func(slowReport)) (end func()) {
 	exe, err := os.Executable()
 	require.NoError(t, err)

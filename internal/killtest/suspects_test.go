@@ -22,18 +22,18 @@ import (
 // idle, or until a task kills it.
 const suspectChildEnv = "CODEQ_SUSPECT_CHILD"
 
-// suspectChildConfig is what a child works with.
+// suspectChildConfig is the configuration of a child.
 type suspectChildConfig struct {
 	Dir         string
 	Concurrency int
-	Good        time.Duration // how long a good task takes; less than 0: until the child is killed
-	Poison      time.Duration // how long a poisonous task takes to kill the process
+	Good        time.Duration // duration of a good task; less than 0: until the kill of the child
+	Poison      time.Duration // time until a poisonous task kills the process
 	SuspectFor  time.Duration // an option; 0: the default
 	MaxAttempts int           // likewise
 
-	Peers   []codeq.Peer // of a cluster; none: the queue is by itself
+	Peers   []codeq.Peer // of a cluster; none: a queue without a cluster
 	Self    int          // of them
-	Produce []codeq.Task // what the child produces, in place of working
+	Produce []codeq.Task // the child produces these tasks, and does not work
 }
 
 func (c *suspectChildConfig) options() *codeq.Options {
@@ -80,7 +80,7 @@ func suspectChild() error {
 	return q.Close()
 }
 
-// suspectNode works on the queue of a cluster until it is killed. When nothing is left it prints a
+// suspectNode works on the queue of a cluster until its kill. When no task is left, it prints a
 // line for each task.
 func suspectNode(q *codeq.Queue, c suspectChildConfig) error {
 	ctx := context.Background()
@@ -106,7 +106,7 @@ func suspectNode(q *codeq.Queue, c suspectChildConfig) error {
 	return q.Run(ctx, suspectMux(c), &codeq.RunOptions{Concurrency: c.Concurrency, LeaseFor: time.Second, Name: "worker"})
 }
 
-// endedTask is what is printed of a task that has ended.
+// endedTask is the printed form of a task that has ended.
 type endedTask struct {
 	Payload           []byte
 	State             codeq.State
@@ -166,8 +166,8 @@ func startSuspectChild(t *testing.T, c suspectChildConfig) (cmd *exec.Cmd, lines
 	return cmd, bufio.NewScanner(out)
 }
 
-// runUntilIdle starts children until one ends by itself, and returns how many were killed from
-// inside.
+// runUntilIdle starts children until one ends by itself. It returns the number of children that
+// their tasks have killed.
 func runUntilIdle(t *testing.T, c suspectChildConfig) (crashes int) {
 	t.Helper()
 	for {
@@ -201,8 +201,8 @@ func produceSuspects(t *testing.T, dir string, poison, good int) {
 	require.NoError(t, q.Close())
 }
 
-// checkSuspects makes sure that the poisonous tasks, and no other, are dead after their attempts,
-// and that the directory is sound. It returns the most crashes of a good task.
+// checkSuspects checks that only the poisonous tasks are dead after their attempts, and that the
+// directory is sound. It returns the largest number of crashes of a good task.
 func checkSuspects(t *testing.T, dir string, poison, good, attempts int) (most int) {
 	t.Helper()
 	q, err := codeq.Open(dir, suspectOptions())
@@ -232,8 +232,8 @@ func checkSuspects(t *testing.T, dir string, poison, good, attempts int) (most i
 	return most
 }
 
-// TestPoisonousTask: a task that kills the process does not take its neighbours along, however long
-// it takes for that, or they do: it alone is dead after MaxAttempts, and few starts more.
+// TestPoisonousTask: a task that kills the process does not cause the death of its neighbours, for
+// any duration of it and of them: it alone is dead after MaxAttempts, and few starts more.
 func TestPoisonousTask(t *testing.T) {
 	t.Parallel()
 	crashes := 0
@@ -252,8 +252,8 @@ func TestPoisonousTask(t *testing.T) {
 	}
 }
 
-// TestPoisonousTaskAmongLongOnes: good tasks that are at work for longer than it takes the process
-// to start all suspects do not die with one that kills it, though they have been produced before,
+// TestPoisonousTaskAmongLongOnes: good tasks that run for longer than the process needs to start
+// all suspects do not die with a poisonous task. The good tasks are older than the poisonous one,
 // and their shards and queues come first.
 func TestPoisonousTaskAmongLongOnes(t *testing.T) {
 	t.Parallel()
@@ -280,7 +280,7 @@ func TestPoisonousTaskAmongLongOnes(t *testing.T) {
 	}
 }
 
-// TestPoisonousTasks: two such tasks die, and the others do not.
+// TestPoisonousTasks: two poisonous tasks die, and the other tasks do not.
 func TestPoisonousTasks(t *testing.T) {
 	t.Parallel()
 	for range testkit.Sized(1, 8) {
@@ -292,9 +292,9 @@ func TestPoisonousTasks(t *testing.T) {
 	}
 }
 
-// TestPoisonousTasksInCluster: three nodes work on a queue, and lead its shards. Tasks that kill
-// the process of their worker are dead after MaxAttempts and some starts more, and no other task
-// is, though nodes are killed from outside as well.
+// TestPoisonousTasksInCluster: three nodes work on a queue, and lead its shards. Only the tasks
+// that kill the process of their worker are dead, after MaxAttempts and some starts more. This
+// holds although the test kills nodes as well.
 func TestPoisonousTasksInCluster(t *testing.T) {
 	t.Parallel()
 	poison, good, maxAttempts := 1, 6, testkit.Sized(2, 6)
@@ -383,7 +383,7 @@ func TestPoisonousTasksInCluster(t *testing.T) {
 	t.Logf("%d crashes", crashes)
 }
 
-// checkEnded is checkSuspects for what nodes have printed.
+// checkEnded is checkSuspects for the output of nodes.
 func checkEnded(t *testing.T, tasks []endedTask, poison, good, attempts int) {
 	t.Helper()
 	for _, e := range tasks {
@@ -402,8 +402,8 @@ func checkEnded(t *testing.T, tasks []endedTask, poison, good, attempts int) {
 	require.Zero(t, good)
 }
 
-// TestKilledInnocents: a kill -9 of a process with many tasks at work costs rounds, each of twice
-// as many tasks, and no attempt, also if the process is killed again amid the rounds.
+// TestKilledInnocents: a kill -9 of a process with many running tasks costs rounds, each with twice
+// as many tasks, and no attempt. This also holds for another kill during the rounds.
 func TestKilledInnocents(t *testing.T) {
 	t.Parallel()
 	const innocents = 1000
@@ -418,7 +418,7 @@ func TestKilledInnocents(t *testing.T) {
 			}
 			require.NoError(t, cmd.Process.Kill())
 			require.Error(t, cmd.Wait())
-			if again { // the first suspect is at work, and clears the others
+			if again { // the first suspect runs, and clears the others
 				cmd, lines := startSuspectChild(t, suspectChildConfig{Dir: dir, Concurrency: innocents, Good: -1})
 				require.True(t, lines.Scan())
 				require.NoError(t, cmd.Process.Kill())

@@ -18,7 +18,7 @@ import (
 	"codeq/internal/testkit"
 )
 
-// nextBuild is the test binary of the build that knows the next format.
+// nextBuild is the test binary of a build with the next format.
 func nextBuild(t *testing.T) string {
 	build := filepath.Join(t.TempDir(), "next.test")
 	out, err := exec.Command("go", "test", "-c", "-tags=nextformat", "-ldflags=-s -w", "-o", build, ".").CombinedOutput()
@@ -26,7 +26,8 @@ func nextBuild(t *testing.T) string {
 	return build
 }
 
-// run lets a child of a build produce tasks in a directory, until it has reported some.
+// run starts a child of a build that produces tasks in a directory, and waits until the child has
+// reported some.
 func run(t *testing.T, build, dir string) *exec.Cmd {
 	t.Helper()
 	child := crashCommand(build, dir, codeq.DurabilityProcess)
@@ -39,9 +40,9 @@ func run(t *testing.T, build, dir string) *exec.Cmd {
 	return child
 }
 
-// TestBuildsBeside: two builds exclude each other, whichever has a directory open first, also if
-// its LOCK is removed. The one that knows the next format raises the directory; then the other one
-// refuses it, to read as well.
+// TestBuildsBeside: two builds exclude each other from a directory, in both orders, also after the
+// removal of its LOCK. The build with the next format raises the directory; then the other build
+// refuses it, also for reading.
 func TestBuildsBeside(t *testing.T) {
 	testkit.OnlyLong(t, "a second build")
 	t.Parallel()
@@ -53,7 +54,7 @@ func TestBuildsBeside(t *testing.T) {
 		require.Contains(t, string(out), why)
 	}
 	owner := run(t, this, dir)
-	defer func() { _ = owner.Process.Kill() }() // nothing if it has ended
+	defer func() { _ = owner.Process.Kill() }() // no effect if it has ended
 	refuses(next, fmt.Sprint("process ", owner.Process.Pid))
 	require.NoError(t, os.Remove(filepath.Join(dir, manifest.LockName)))
 	refuses(next, fmt.Sprint("process ", owner.Process.Pid))
@@ -77,9 +78,10 @@ func TestBuildsBeside(t *testing.T) {
 	require.Error(t, again.Wait())
 }
 
-// TestUpgrade: a cluster under load, whose nodes are replaced one after the other by those of the
-// build that knows the next format, loses nothing. One of them goes back in between. When all have
-// been replaced, the shards rise; then this build refuses the directory of a node.
+// TestUpgrade: a cluster under load loses nothing while nodes of the build with the next format
+// replace its nodes one after the other. One node goes back to the old build in between. After the
+// last replacement, the shards rise to the next format; then this build refuses the directory of a
+// node.
 func TestUpgrade(t *testing.T) {
 	testkit.OnlyLong(t, "a second build, and many elections")
 	older, newer := thisBuild(t), nextBuild(t) // before other tests of failovers begin
