@@ -17,14 +17,14 @@ import (
 	"codeq/internal/engine"
 )
 
-// host has tasks in one shard, which another node leads in the end.
+// host has tasks in one shard. In the end, another node leads this shard.
 type host struct {
-	led   chan struct{}       // closed when another node leads
-	way   time.Duration       // how long an answer is under way
-	tasks chan []engine.Grant // what the next claim gets
+	led   chan struct{}       // closes when another node leads
+	way   time.Duration       // the delay of an answer
+	tasks chan []engine.Grant // for the next claim
 
-	mu     sync.Mutex // guards what follows
-	asked  []int      // for how many tasks
+	mu     sync.Mutex // guards the fields below
+	asked  []int      // the numbers of tasks asked for
 	ended  int        // claims
 	lost   []engine.Receipt
 	back   []engine.Receipt
@@ -75,12 +75,12 @@ func (h *host) Served(c *dispatch.Claim) {
 	h.served = append(h.served, c)
 }
 
-// caller notes why its claim was refused.
+// caller notes the reason for the refusal of its claim.
 type caller struct{ err error }
 
 func (c *caller) Finish(err error) { c.err = err }
 
-// inTable runs f with a table that is closed afterwards.
+// inTable runs f with a table, and closes the table afterwards.
 func inTable(t *testing.T, h *host, f func(*testing.T, *claimlines.Table)) {
 	synctest.Test(t, func(t *testing.T) {
 		h.led, h.tasks = make(chan struct{}), make(chan []engine.Grant, 1)
@@ -104,7 +104,8 @@ func grant(token uint64) engine.Grant {
 	return engine.Grant{Receipt: engine.Receipt{Token: token}, LaneKey: new(engine.LaneKey), Rec: []byte{0}}
 }
 
-// TestLine: a line asks for what its claims want, and serves them in turn; what is left goes back.
+// TestLine: a line asks for the tasks that its claims want, and serves the claims in turn; the
+// remaining tasks go back.
 func TestLine(t *testing.T) {
 	h := new(host)
 	inTable(t, h, func(t *testing.T, table *claimlines.Table) {
@@ -138,8 +139,8 @@ func TestLine(t *testing.T) {
 	})
 }
 
-// TestOldLeasesAreRenewed: leases that were under way for half of their time are renewed before a
-// claim gets them, and it does not get those that are lost.
+// TestOldLeasesAreRenewed: the line renews leases that were under way for half of their time before
+// a claim gets them. The claim does not get lost leases.
 func TestOldLeasesAreRenewed(t *testing.T) {
 	h := &host{way: 500 * time.Millisecond}
 	inTable(t, h, func(t *testing.T, table *claimlines.Table) {
@@ -155,7 +156,7 @@ func TestOldLeasesAreRenewed(t *testing.T) {
 	})
 }
 
-// TestClose: claims that wait, and those that come later, are refused.
+// TestClose: the table refuses waiting claims and later ones.
 func TestClose(t *testing.T) {
 	h := new(host)
 	inTable(t, h, func(t *testing.T, table *claimlines.Table) {
@@ -170,8 +171,8 @@ func TestClose(t *testing.T) {
 	})
 }
 
-// TestIdleLine: when no claim waits any more, the claim of the line at the other node ends, and the
-// next one makes another; while claims wait, it goes on.
+// TestIdleLine: while claims wait, the line's claim at the other node goes on. When no claim waits
+// any more, it ends, and the next claim makes another one.
 func TestIdleLine(t *testing.T) {
 	h := new(host)
 	inTable(t, h, func(t *testing.T, table *claimlines.Table) {

@@ -50,7 +50,7 @@ func newDispatcher(t *testing.T) (*Dispatcher, *port) {
 	return New(rules, Config{Shards: 1, Port: p, Gates: NewGates()}), p
 }
 
-// forget drops the queues that are not needed any more, as at the end of a group.
+// forget drops the queues that the Dispatcher no longer needs, as at the end of a group.
 func (d *Dispatcher) forget() {
 	d.rules.Tidy()
 	for _, q := range d.rules.Effects.Forgotten {
@@ -68,7 +68,7 @@ func queueNames(n int) (names []string) {
 	return names
 }
 
-// caller is a claim that a test makes.
+// caller is a claim of a test.
 type caller struct {
 	Claim
 	err error
@@ -82,8 +82,8 @@ func newCaller(queues ...string) *caller {
 	return c
 }
 
-// TestLargeSetsGoInPieces: a dropped set of very many queues is removed from them budget by budget,
-// and in the end completely.
+// TestLargeSetsGoInPieces: the Dispatcher removes a dropped set of very many queues from them
+// budget by budget, and in the end completely.
 func TestLargeSetsGoInPieces(t *testing.T) {
 	d, _ := newDispatcher(t)
 	names := queueNames(20 * setStep)
@@ -109,8 +109,8 @@ func TestLargeSetsGoInPieces(t *testing.T) {
 	require.Zero(t, d.Usage())
 }
 
-// TestUnfinishedSetsGo: a set whose claim gives up while the set is being built is dropped as
-// others are.
+// TestUnfinishedSetsGo: if a claim gives up before its set is complete, the Dispatcher drops this
+// set like others.
 func TestUnfinishedSetsGo(t *testing.T) {
 	d, _ := newDispatcher(t)
 	require.False(t, d.Build(NewList(queueNames(setStep+1), nil)), "it is complete")
@@ -123,7 +123,8 @@ func TestUnfinishedSetsGo(t *testing.T) {
 	require.Zero(t, d.Usage().Sets)
 }
 
-// TestIdleSetsMakeRoom: sets in which no claim waits are dropped when others need the room.
+// TestIdleSetsMakeRoom: the Dispatcher drops sets without waiting claims when other sets need the
+// room.
 func TestIdleSetsMakeRoom(t *testing.T) {
 	d, _ := newDispatcher(t)
 	names := queueNames(setNames/2 + 1)
@@ -140,15 +141,15 @@ func TestIdleSetsMakeRoom(t *testing.T) {
 	require.NotNil(t, d.sets.byDigest[waiting.List.Digest], "a claim waits there")
 }
 
-// beginUnit begins a budget that one unit of work spends.
+// beginUnit begins a budget for one unit of work.
 func (d *Dispatcher) beginUnit() {
 	size := engine.CallerBudget
 	size.Records, size.Time = 0, 0
 	d.rules.BeginBudget(size, 0)
 }
 
-// TestUnusedSetsGo: a set that no claim has used for a minute is dropped, one in which a claim
-// waits is kept, and one that is used is looked at again.
+// TestUnusedSetsGo: the Dispatcher drops a set that no claim has used for a minute. It keeps a set
+// with a waiting claim, and checks a used set again later.
 func TestUnusedSetsGo(t *testing.T) {
 	d, _ := newDispatcher(t)
 	require.Equal(t, uint64(engine.Never), d.NextDrop())
@@ -185,8 +186,8 @@ func TestUnusedSetsGo(t *testing.T) {
 	require.Equal(t, uint64(engine.Never), d.NextDrop())
 }
 
-// TestWaitBesideDroppedSets: a claim that waits gets the set of its list though so many sets are
-// being dropped that no other is built.
+// TestWaitBesideDroppedSets: a waiting claim gets the set of its list even if the Dispatcher builds
+// no other set because too many dropped sets are left.
 func TestWaitBesideDroppedSets(t *testing.T) {
 	d, _ := newDispatcher(t)
 	for i := range 2 {
@@ -202,8 +203,8 @@ func TestWaitBesideDroppedSets(t *testing.T) {
 	require.Equal(t, 1, d.Usage().Tickets)
 }
 
-// TestDrawEndsWithVisit: the queue of a list that was drawn for a claim counts for nothing in the
-// next shard, where the first of a strict order goes first.
+// TestDrawEndsWithVisit: the queue drawn from a list for a claim has no effect in the next shard:
+// there, the first queue of a strict order goes first.
 func TestDrawEndsWithVisit(t *testing.T) {
 	names := queueNames(ShortList + 1)
 	here, _ := newDispatcher(t)
@@ -213,7 +214,7 @@ func TestDrawEndsWithVisit(t *testing.T) {
 	}
 	c := newCaller()
 	c.List, c.NoWait = NewList(names, nil), true
-	c.drawn = 2 // it was to be refilled here, when the disk became full
+	c.drawn = 2 // its refill was due here when the disk became full
 	here.EndVisit(&c.Claim)
 	require.Equal(t, Done, there.Try(&c.Claim))
 	require.Equal(t, names[0], c.Grants[0].Queue)
@@ -236,15 +237,15 @@ func (d *Dispatcher) serveOne(t *testing.T) {
 	d.Served = nil
 }
 
-// listed is a claim of one task with a long list of queues: the first of all lists, and others.
+// listed is a claim of one task with a long list of queues. All lists begin with the same queues.
 func listed(i int) *caller {
 	c := newCaller()
 	c.List, c.Max = NewList(append(queueNames(ShortList+1), fmt.Sprint("other ", i)), nil), 1
 	return c
 }
 
-// TestSetsTakeTurns: claims with different lists that wait for one queue all get its tasks, though
-// each has a successor that waits before the next task comes.
+// TestSetsTakeTurns: claims with different lists that wait for one queue all get tasks of it, even
+// if each claim has a successor that waits before the next task comes.
 func TestSetsTakeTurns(t *testing.T) {
 	const lists, tasks = 3, 12
 	d, _ := newDispatcher(t)
@@ -268,11 +269,11 @@ func TestSetsTakeTurns(t *testing.T) {
 	require.Equal(t, [lists]int{tasks / lists, tasks / lists, tasks / lists}, got)
 }
 
-// TestNewSetsDoNotComeFirst: a claim gets a task though one with a new list waits whenever a task
-// comes.
+// TestNewSetsDoNotComeFirst: a claim gets a task even if a claim with a new list also waits each
+// time a task comes.
 func TestNewSetsDoNotComeFirst(t *testing.T) {
 	d, _ := newDispatcher(t)
-	for n := range 10 { // whose sets have been served
+	for n := range 10 { // their sets have served claims
 		c := listed(-1 - n)
 		d.EndVisit(&c.Claim)
 		d.produceOne(t, queueNames(1)[0])
@@ -289,8 +290,8 @@ func TestNewSetsDoNotComeFirst(t *testing.T) {
 	}
 }
 
-// TestSetsDoNotPassEachOther: a claim with a list that has just come does not get a task for which
-// one with another list waits.
+// TestSetsDoNotPassEachOther: a new claim with a list does not get a task while a claim with
+// another list waits for it.
 func TestSetsDoNotPassEachOther(t *testing.T) {
 	d, _ := newDispatcher(t)
 	first, second := listed(1), listed(2)
@@ -307,8 +308,8 @@ func TestSetsDoNotPassEachOther(t *testing.T) {
 	require.False(t, second.IsTaken())
 }
 
-// TestStaleTicketsAreSwept: when many stale tickets are counted, the shard asks for one sweep,
-// which drops them and keeps the others.
+// TestStaleTicketsAreSwept: when the shard counts many stale tickets, it asks for one sweep. The
+// sweep drops them and keeps the others.
 func TestStaleTicketsAreSwept(t *testing.T) {
 	d, port := newDispatcher(t)
 	patient := newCaller("a", "b")
@@ -353,8 +354,8 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// TestWaitList: whatever is pushed, popped and given up, the good tickets are popped in order, and
-// the list is no longer than twice their number plus a constant.
+// TestWaitList: for all sequences of pushes, pops and given-up claims, the list pops the good
+// tickets in order. Its length is at most twice their number plus a constant.
 func TestWaitList(t *testing.T) {
 	r := testkit.Seeded(t)
 	var w WaitList
@@ -452,8 +453,8 @@ func TestHeadOrder(t *testing.T) {
 	require.EqualValues(t, most+1, one(most, older).rank())
 }
 
-// TestOldSettingsOfGates: a gate does not go back to settings that a later version has replaced,
-// and counts the leases of before there was a gate.
+// TestOldSettingsOfGates: a gate does not go back to settings that a later version has replaced. It
+// also counts the leases that are older than the gate.
 func TestOldSettingsOfGates(t *testing.T) {
 	d, _ := newDispatcher(t)
 	q := d.Of(d.rules.Names.QueueNamed("a"))
@@ -472,7 +473,7 @@ func TestOldSettingsOfGates(t *testing.T) {
 	}
 	require.False(t, d.passGate(q))
 	require.True(t, q.sharedGate().isClosed())
-	d.isServing = true // claims that wait
+	d.isServing = true // waiting claims
 	require.False(t, d.mayPass(q))
 	d.leaveGate(q)
 	require.False(t, q.sharedGate().isClosed())
@@ -481,8 +482,8 @@ func TestOldSettingsOfGates(t *testing.T) {
 	require.Nil(t, d.opening())
 }
 
-// TestGateGoes: when all shards have left the gate of a queue whose settings were removed, there is
-// none, and the Dispatcher does not need the queue any more.
+// TestGateGoes: after the removal of a queue's settings, the queue has no gate once all shards have
+// left it, and the Dispatcher no longer needs the queue.
 func TestGateGoes(t *testing.T) {
 	d, _ := newDispatcher(t)
 	other, _ := newDispatcher(t)
@@ -512,8 +513,8 @@ func TestGateGoes(t *testing.T) {
 	require.NoError(t, d.CheckLimits(nil, nil))
 }
 
-// drawsOf draws from the queues of a list that have heads, and returns how often each was drawn;
-// by "" where none was.
+// drawsOf draws from the queues of a list with heads, and returns the number of draws of each
+// queue; by "" the number of draws without a queue.
 func drawsOf(l *listHeads, draws int) map[string]int {
 	drawn := make(map[string]int)
 	for range draws {
@@ -526,8 +527,8 @@ func drawsOf(l *listHeads, draws int) map[string]int {
 	return drawn
 }
 
-// TestHeadsOfLists: of a long list, those of its queues are drawn that have heads in some shard, by
-// their weights, whatever came first, the heads or the list.
+// TestHeadsOfLists: draws from a long list give the queues with heads in some shard, by their
+// weights. The heads may come before the list or after it.
 func TestHeadsOfLists(t *testing.T) {
 	names := queueNames(1000)
 	weights := slices.Repeat([]int{1}, len(names))
@@ -578,8 +579,8 @@ func requireEmptyBoard(t *testing.T, b *Board) {
 	}
 }
 
-// TestHeadsOfListsGo: they go with the last set of the list, also if that is not complete, and with
-// the shard.
+// TestHeadsOfListsGo: the heads go with the last set of the list, also if this set is not complete,
+// and with the shard.
 func TestHeadsOfListsGo(t *testing.T) {
 	const longs = 3 * setStep
 	list := NewList(queueNames(longs), slices.Repeat([]int{2}, longs))
@@ -606,7 +607,7 @@ func TestHeadsOfListsGo(t *testing.T) {
 							d.beginUnit()
 							d.DropSetsOn()
 						}
-						if shard == 0 { // which is the last one
+						if shard == 0 { // the last one
 							requireEmptyBoard(t, board)
 						}
 					}()

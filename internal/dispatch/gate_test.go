@@ -13,15 +13,15 @@ import (
 	"codeq/internal/testkit"
 )
 
-// gated are shards whose claims wait for the places of a queue. Their owners look at it when they
-// are woken.
+// gated are shards with claims that wait for the places of a queue. A woken owner looks at the
+// queue.
 type gated struct {
 	*testing.T
 	rng    *rand.Rand
 	gate   *gate
 	heads  *queueHeads
 	now    time.Time
-	claims int // that wait in all shards
+	claims int // waiting in all shards
 	shards []*gatedShard
 	leases []int // by shard
 	limits engine.Settings
@@ -31,13 +31,13 @@ type gated struct {
 type gatedShard struct {
 	claims  *Dispatcher
 	tasks   int
-	looks   bool // its owner is woken
+	looks   bool // its owner has been woken
 	reads   bool // the tasks are not in memory for now
 	at      time.Time
 	gone    bool
 	share   uint64
 	head    head
-	waiting bool // for the time at
+	waiting bool // until the time at
 }
 
 func newGated(t *testing.T, seed uint64, shards int) *gated {
@@ -117,7 +117,7 @@ func (g *gated) end() {
 	g.wake(g.gate.Leave(1))
 }
 
-// settle lets all owners that are woken serve.
+// settle makes all woken owners serve.
 func (g *gated) settle() {
 	for range 1000 * len(g.shards) {
 		var woken []int
@@ -134,7 +134,7 @@ func (g *gated) settle() {
 	require.Fail(g, "owners wake each other for ever")
 }
 
-// pass moves the time to that of the next shard that waits for it; false: none does.
+// pass moves the time to the earliest time that a shard waits for; false: no shard waits.
 func (g *gated) pass() bool {
 	next := -1
 	for i, s := range g.shards {
@@ -156,7 +156,7 @@ func (g *gated) pass() bool {
 	return true
 }
 
-// check: no claim waits for a task that it may have.
+// check: no claim waits for a task that it may get.
 func (g *gated) check() {
 	kept := 0
 	for _, l := range g.gate.lines {
@@ -180,8 +180,8 @@ func (g *gated) check() {
 	}
 }
 
-// TestPlacesOverShards: whatever happens, claims that wait get the places that become free, and no
-// more than the limits allow.
+// TestPlacesOverShards: for all sequences of events, waiting claims get the places that become
+// free, and no more than the limits allow.
 func TestPlacesOverShards(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(testkit.Sized(100, 3000)) {
@@ -212,14 +212,14 @@ func TestPlacesOverShards(t *testing.T) {
 					}
 				case 5, 6, 7:
 					g.end()
-				case 8: // one that does not wait
+				case 8: // a claim that does not wait
 					if ok, _ := g.gate.Look(s.claims, g.now); ok && s.tasks > 0 && !s.gone {
 						g.lease(i)
 						g.publish(i)
 					}
 				case 9:
 					g.claims = g.rng.IntN(g.claims + 1) // others give up
-					s.tasks = g.rng.IntN(s.tasks + 1)   // are canceled
+					s.tasks = g.rng.IntN(s.tasks + 1)   // callers cancel some
 				case 10:
 					if s.reads = !s.reads; !s.reads {
 						s.looks = true
@@ -242,7 +242,7 @@ func TestPlacesOverShards(t *testing.T) {
 					g.check()
 				}
 			}
-			// All claims are served in the end.
+			// In the end, all claims get tasks.
 			for _, s := range g.shards {
 				s.reads, s.looks = false, true
 			}
@@ -263,7 +263,7 @@ func TestPlacesOverShards(t *testing.T) {
 }
 
 // TestPlacesByShares: shards get the places that become free in proportion to the shares of their
-// tenants, if those have tasks of the highest priority.
+// tenants, if these tenants have tasks of the highest priority.
 func TestPlacesByShares(t *testing.T) {
 	for name, settings := range map[string]engine.Settings{
 		"concurrency": {Concurrency: 3}, "rate": {Rate: 100, Burst: 1}, "both": {Concurrency: 3, Rate: 100, Burst: 10},

@@ -11,16 +11,16 @@ import (
 	"codeq/internal/wire"
 )
 
-// ended are places of a SlowStart that are over.
+// ended are ended places of a SlowStart.
 func ended(passed, freed int, anew bool) *engine.Effects {
 	e := new(engine.Effects)
 	e.Suspects.Passed, e.Suspects.Freed, e.Suspects.Anew = passed, freed, anew
 	return e
 }
 
-// TestSlowStart: each round has twice as many places, and ends when all of them have passed; one
-// that is given back may be taken again, and does not count. Who was refused learns when there may
-// be places, once.
+// TestSlowStart: each round has twice as many places as the round before, and ends when all of them
+// have passed. A returned place may be taken again, and does not count. Refused suspects learn once
+// that there may be places again.
 func TestSlowStart(t *testing.T) {
 	s, now := new(SlowStart), time.Now()
 	of := suspects{queue: "a"}
@@ -47,7 +47,7 @@ func TestSlowStart(t *testing.T) {
 	take(4)
 	require.Empty(t, s.end(nil, ended(3, 0, false)))
 
-	// New suspects begin anew: when the one that is at work has passed.
+	// New suspects begin anew when the suspect at work has passed.
 	require.Empty(t, s.end(nil, ended(0, 0, true)))
 	take(0)
 	require.Contains(t, s.end(nil, ended(1, 0, false)), of)
@@ -70,8 +70,8 @@ func TestSlowStartLeavesAMoment(t *testing.T) {
 	require.True(t, ok)
 }
 
-// TestSlowStartOfAShardThatEnds: a shard that ends, in whatever way, frees its places for the
-// suspects of the others, and is told nothing more.
+// TestSlowStartOfAShardThatEnds: a shard that ends in any way frees its places for the suspects of
+// the other shards, and gets no more reports.
 func TestSlowStartOfAShardThatEnds(t *testing.T) {
 	slow := new(SlowStart)
 	ends, _ := newDispatcher(t)
@@ -100,9 +100,9 @@ func TestSlowStartOfAShardThatEnds(t *testing.T) {
 	require.Empty(t, slow.shards)
 }
 
-// TestCrashOverShards: the suspects of a process in all shards count for its crash. Those of shards
-// that other processes lead count as soon as their leaders have answered; if one does not, there
-// may be more.
+// TestCrashOverShards: the suspects of a process in all shards count for its crash. The suspects of
+// shards with leaders in other processes count as soon as these leaders have answered. If one
+// leader does not answer, there may be more suspects.
 func TestCrashOverShards(t *testing.T) {
 	slow, now := new(SlowStart), time.Now()
 	var shards []*shardSuspects
@@ -164,8 +164,8 @@ func TestCrashOverShards(t *testing.T) {
 	}
 }
 
-// TestRecoveredFromCrash: a process has taken all tasks of a crash back if each of its shards has
-// when it ends in order.
+// TestRecoveredFromCrash: a process has taken back all tasks of a crash if each of its shards has
+// taken back its own before an end in order.
 func TestRecoveredFromCrash(t *testing.T) {
 	slow := new(SlowStart)
 	require.True(t, slow.Recovered(), "nobody has died")
@@ -184,8 +184,9 @@ func TestRecoveredFromCrash(t *testing.T) {
 	require.True(t, slow.Recovered())
 }
 
-// TestDrawnSuspects: the next place is for the suspects that are drawn, whichever asks first, and
-// for all if those do not want it for a moment. A claim that wants them has their shard opened.
+// TestDrawnSuspects: the next place is for the drawn suspects, for any order of the requests. If
+// they do not want it for a moment, it is for all suspects. A claim that wants the drawn suspects
+// opens their shard.
 func TestDrawnSuspects(t *testing.T) {
 	slow, now := new(SlowStart), time.Now()
 	var offers []suspects
@@ -237,8 +238,8 @@ func TestDrawnSuspects(t *testing.T) {
 	require.Zero(t, slow.offered.Load())
 }
 
-// TestSlowStartAfterOthers: suspects wait until the tasks that were at work beside suspects in a
-// crash have ended an attempt, or for as long as it takes a suspect to pass.
+// TestSlowStartAfterOthers: suspects wait until the tasks that ran beside suspects in a crash have
+// ended an attempt, or for the time that a suspect needs to pass.
 func TestSlowStartAfterOthers(t *testing.T) {
 	for _, apart := range []bool{true, false} {
 		slow, now := new(SlowStart), time.Now()

@@ -603,7 +603,7 @@ func (w *world) totals(a args, _ []string) {
 	}
 }
 
-// sweep reads the lanes that a sweep of the catalogue asks for.
+// sweep reads the entries that a sweep of the catalogue asks for.
 func (w *world) sweep(args, []string) {
 	s := w.s()
 	sw := s.Effects.Sweep

@@ -27,8 +27,8 @@ var errBroken = errors.New("the disk is broken")
 
 const dir = "store"
 
-// breakable returns a file system whose operations of certain kinds fail on names with a part,
-// while broken has an error.
+// breakable returns a file system. While broken has an error, its operations of certain kinds fail
+// on names with a part.
 func breakable(base vfs.FS, kinds []errorfs.OpKind, part string) (vfs.FS, *atomic.Pointer[error]) {
 	broken := new(atomic.Pointer[error])
 	return errorfs.Wrap(base, errorfs.InjectorFunc(func(op errorfs.Op) error {
@@ -59,8 +59,8 @@ func openWith(t *testing.T, l *Latch, fs vfs.FS, compact bool) *pebble.DB {
 
 func key(i int) []byte { return fmt.Appendf(nil, "%06d", i) }
 
-// TestFail: whichever of a store's own files cannot be written, the store fails, can be closed, and
-// has everything that was committed before when it is opened again.
+// TestFail: if a write to any of a store's own files fails, the store fails. It can be closed, and
+// has all earlier commits when it is opened again.
 func TestFail(t *testing.T) {
 	create := []errorfs.OpKind{errorfs.OpCreate, errorfs.OpReuseForWrite}
 	write := []errorfs.OpKind{errorfs.OpFileWrite}
@@ -95,7 +95,7 @@ func TestFail(t *testing.T) {
 			acked-- // the one that failed
 			require.ErrorIs(t, l.Err(), errBroken)
 			broken.Store(nil)
-			for i := range 1000 { // none of these is stored, and none hangs
+			for i := range 1000 { // the store writes none of these, and none hangs
 				require.NoError(t, db.Set(key(100000+i), bytes.Repeat([]byte("x"), 1000), pebble.Sync))
 			}
 			require.NoError(t, db.Close())
@@ -117,7 +117,7 @@ func TestFail(t *testing.T) {
 	}
 }
 
-// TestOpenFails: errors that are hidden while the store is opened make the latch fail.
+// TestOpenFails: hidden errors during the open of a store make the latch fail.
 func TestOpenFails(t *testing.T) {
 	for _, kind := range []errorfs.OpKind{errorfs.OpCreate, errorfs.OpFileWrite, errorfs.OpFileSync} {
 		fs, broken := breakable(crashfs.New(), []errorfs.OpKind{kind}, dir+"/")
@@ -128,8 +128,8 @@ func TestOpenFails(t *testing.T) {
 	}
 }
 
-// TestNoSpace: a caller of Ready before each commit learns that flushes find no space, and waits
-// for nothing; a caller of Throttle waits until there is space, the store is closed, or it fails.
+// TestNoSpace: a caller of Ready before each commit learns that flushes find no space, and does not
+// wait. A caller of Throttle waits until there is space, or until the store closes or fails.
 func TestNoSpace(t *testing.T) {
 	const memory = 4 * 64 << 10
 	for _, full := range []error{syscall.ENOSPC, syscall.EDQUOT} {
@@ -185,8 +185,8 @@ func TestNoSpace(t *testing.T) {
 	}
 }
 
-// TestStall: commits that wait for tables wait on a full disk until there is room, or the store is
-// closed; on a broken disk they fail.
+// TestStall: on a full disk, commits that wait for tables wait until there is room, or until the
+// store closes; on a broken disk they fail.
 func TestStall(t *testing.T) {
 	for _, tc := range []struct {
 		name        string
@@ -241,8 +241,8 @@ func TestStall(t *testing.T) {
 	}
 }
 
-// TestOpenNeedsTables: the content of logs is written to tables when the store is opened, and
-// Pebble would wait for that.
+// TestOpenNeedsTables: the open of a store writes the content of logs to tables, and Pebble would
+// wait for these writes.
 func TestOpenNeedsTables(t *testing.T) {
 	for _, reason := range []error{errBroken, syscall.ENOSPC} {
 		disk := crashfs.New()
@@ -288,8 +288,8 @@ func TestCorruption(t *testing.T) {
 	require.ErrorContains(t, err, "file does not exist")
 }
 
-// TestCompactionReads: a compaction that cannot read what a tombstone covers goes on when it can;
-// if it still cannot when the store is closed, the store can be opened again.
+// TestCompactionReads: a compaction that cannot read the keys under a tombstone goes on when it can
+// read them. If it still cannot read them at the close of the store, the store can be opened again.
 func TestCompactionReads(t *testing.T) {
 	for _, heals := range []bool{true, false} {
 		t.Run(fmt.Sprint(heals), func(t *testing.T) {
@@ -347,8 +347,8 @@ func TestCompactionReads(t *testing.T) {
 	}
 }
 
-// TestElsewhere: the failure of a checkpoint affects nothing else, and a store that has failed does
-// not touch other directories.
+// TestElsewhere: the failure of a checkpoint affects nothing else, and a failed store does not
+// change other directories.
 func TestElsewhere(t *testing.T) {
 	fs, broken := breakable(crashfs.New(), []errorfs.OpKind{errorfs.OpCreate}, "copy")
 	l := New(slog.New(slog.DiscardHandler), "store")
@@ -363,8 +363,8 @@ func TestElsewhere(t *testing.T) {
 	require.NoError(t, db.Close())
 }
 
-// TestReadOfFailed: a table that a failed store has flushed does not exist; a reader gets the
-// reason of the failure, not an error of damage.
+// TestReadOfFailed: a table flushed by a failed store does not exist; a reader gets the reason of
+// the failure, not an error of damage.
 func TestReadOfFailed(t *testing.T) {
 	l := New(slog.New(slog.DiscardHandler), "store")
 	db := openWith(t, l, crashfs.New(), false)
@@ -377,8 +377,8 @@ func TestReadOfFailed(t *testing.T) {
 	_ = l.Close(db)
 }
 
-// TestPanicInRead: whoever reads, and whoever then finds that the store has failed, is told that it
-// is damaged. A panic of another package goes on.
+// TestPanicInRead: a reader, and each later caller that finds the failed store, gets the error of
+// damage. A panic of another package goes on.
 func TestPanicInRead(t *testing.T) {
 	l := New(slog.New(slog.DiscardHandler), "store")
 	require.PanicsWithValue(t, "other", func() { _ = l.Read(func() error { panic("other") }) })

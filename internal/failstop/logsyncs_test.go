@@ -33,11 +33,11 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// logsAtClose returns base with logs that are synced when they are closed.
+// logsAtClose returns base with a sync of each log at its close.
 func logsAtClose(base vfs.FS) vfs.FS { return SyncLogsAtClose(base, new(LogSyncs)) }
 
-// hookFS calls after following each operation that changes something, with the operation and the
-// path. An error of after becomes the error of the operation.
+// hookFS calls after at the end of each operation that changes something, with the operation and
+// the path. An error of after becomes the error of the operation.
 type hookFS struct {
 	vfs.FS
 	after func(op, name string) error
@@ -216,9 +216,9 @@ func TestCloseErrors(t *testing.T) {
 	}
 }
 
-// TestNoGapAtTheEndOfABlock zeroes the tail of a block, as a power loss can if the page of the tail
-// was written back earlier and the next block later. Where Pebble's reader skips a record, the tail
-// must have been synced.
+// TestNoGapAtTheEndOfABlock zeroes the tail of a block. A power loss can do so if the kernel wrote
+// the page of the tail earlier and the next block later. Where Pebble's reader skips a record, a
+// sync of the tail is necessary.
 func TestNoGapAtTheEndOfABlock(t *testing.T) {
 	const num, header = 7, 11
 	records := func(log []byte) (s string) {
@@ -291,9 +291,9 @@ func TestUnwrap(t *testing.T) {
 	require.Equal(t, vfs.FS(base), vfs.Root(logsAtClose(base)))
 }
 
-// TestPebbleUsesLogsAsExpected checks what the package relies on in Pebble: the category and name
-// of its logs, a Close at each rotation before the next log is created, and a sync of the copy of a
-// log in a checkpoint.
+// TestPebbleUsesLogsAsExpected checks the package's assumptions about Pebble: the category and name
+// of its logs, a Close at each rotation before the creation of the next log, and a sync of the copy
+// of a log in a checkpoint.
 func TestPebbleUsesLogsAsExpected(t *testing.T) {
 	rec := newRecorder()
 	db, err := pebble.Open("db", logOptions(logsAtClose(rec)))
@@ -338,7 +338,7 @@ const (
 )
 
 // runChild writes keys of several writers, each in order, and prints "writer number" after each
-// acknowledgement, until it is killed or its parent is gone.
+// acknowledgement, until a kill or the end of its parent.
 func runChild(dir, mode string) {
 	fs, write := logsAtClose(vfs.Default), pebble.Sync
 	if mode == modeNoSync {
@@ -382,8 +382,8 @@ func childKeys(db *pebble.DB, w int) []int {
 	return found
 }
 
-// killChild runs a child, kills it when it has acknowledged n keys, and returns how many keys of
-// each writer are acknowledged by then.
+// killChild runs a child, kills it after n acknowledged keys, and returns the number of
+// acknowledged keys of each writer at that time.
 func killChild(t *testing.T, dir, mode string, n int) (acked [childWriters]int) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), childDirEnv+"="+dir, childModeEnv+"="+mode)
@@ -431,8 +431,8 @@ func TestKilledProcessLosesNothing(t *testing.T) {
 	}
 }
 
-// TestKilledProcessLosesNoSync shows that killChild finds lost keys. A flush loop that happens to
-// be awake writes NoSync commits as well, hence the rounds.
+// TestKilledProcessLosesNoSync shows that killChild finds lost keys. A flush loop that is awake by
+// chance writes NoSync commits as well. Therefore the test has several rounds.
 func TestKilledProcessLosesNoSync(t *testing.T) {
 	for range 10 {
 		dir := t.TempDir()
@@ -457,11 +457,11 @@ func TestKilledProcessLosesNoSync(t *testing.T) {
 type image struct {
 	fs       *crashfs.Disk
 	at       string
-	percent  int // of what was not synced has survived
+	percent  int // share of the unsynced data that has survived
 	min, max int
 }
 
-// crasher writes keys in order to a DB on a disk of which it takes images.
+// crasher writes keys in order to a DB on a disk, and takes images of this disk.
 type crasher struct {
 	disk   *crashfs.Disk
 	layers func(vfs.FS) vfs.FS
@@ -472,12 +472,11 @@ type crasher struct {
 	closed  atomic.Int64 // logs closed
 	reused  atomic.Int64 // logs reused
 
-	gate sync.Mutex  // held while no table may be created: logs pile up
+	gate sync.Mutex  // held while the DB may create no table: the number of logs grows
 	live atomic.Bool // whether operations take images
 
-	// manifest is true while a new MANIFEST and the marker that names it are not synced to the
-	// directory. An image could keep the marker alone, which Pebble cannot handle on any file
-	// system.
+	// manifest is true before the sync of the directory with a new MANIFEST and the marker that
+	// names it. An image could keep the marker alone; Pebble cannot handle this on any file system.
 	manifest atomic.Bool
 
 	mu     sync.Mutex
@@ -556,8 +555,8 @@ func (c *crasher) snap(odds int, at string, idle bool) {
 	c.images = append(c.images, img)
 }
 
-// write writes keys until n logs are closed, with images in between, and then makes Pebble flush so
-// that the next logs reuse these.
+// write writes keys until n logs are closed, with images in between. Then it makes Pebble flush,
+// and the next logs reuse these logs.
 func (c *crasher) write(t *testing.T, db *pebble.DB, n int64) {
 	c.gate.Lock()
 	for until := c.closed.Load() + n; c.closed.Load() < until; {
@@ -570,7 +569,7 @@ func (c *crasher) write(t *testing.T, db *pebble.DB, n int64) {
 	require.NoError(t, db.Flush())
 }
 
-// check opens an image and returns how many keys are on it.
+// check opens an image and returns the number of keys on it.
 func (c *crasher) check(img image) (int, error) {
 	db, err := c.open(img.fs)
 	if err != nil {
@@ -586,8 +585,8 @@ func (c *crasher) check(img image) (int, error) {
 	return n, nil
 }
 
-// checkAll checks the images taken so far and forgets them. It returns how many there are, how many
-// are broken, and a copy of an unbroken one with its keys.
+// checkAll checks the images so far and drops them. It returns the number of images, the number of
+// broken ones, and a copy of an unbroken one with the number of its keys.
 func (c *crasher) checkAll(t *testing.T) (all, broken int, disk *crashfs.Disk, keys int) {
 	c.mu.Lock()
 	images := c.images
@@ -625,8 +624,8 @@ func prefix(db *pebble.DB) (n int, err error) {
 	return n, nil
 }
 
-// TestPowerLoss goes through several power losses; an image of one is the disk on which the next
-// one happens.
+// TestPowerLoss has several power losses; each one happens on an image of the disk after the power
+// loss before it.
 func TestPowerLoss(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	for seed := range uint64(2) {
@@ -661,8 +660,8 @@ func TestPowerLoss(t *testing.T) {
 	}
 }
 
-// TestPowerLossAfterKill loses power while and after a process recovers the unsynced log of one
-// that was killed.
+// TestPowerLossAfterKill loses power while and after a process recovers the unsynced log of a
+// killed process.
 func TestPowerLossAfterKill(t *testing.T) {
 	const n = 100
 	c := newCrasher(1, logsAtClose, pebble.FormatColumnarBlocks)
@@ -674,7 +673,7 @@ func TestPowerLossAfterKill(t *testing.T) {
 			c.snap(5, "idle", true)
 		}
 	}
-	// The killed process: n keys fit into a memtable, so that it does no background work.
+	// The killed process: n keys fit into a memtable, and so it does no background work.
 	killed, err := c.openDisk()
 	require.NoError(t, err)
 	set(killed)
@@ -683,7 +682,7 @@ func TestPowerLossAfterKill(t *testing.T) {
 	c.live.Store(true)
 	db, err := c.openDisk()
 	require.NoError(t, err)
-	c.durable.Store(n) // Open has flushed what it found.
+	c.durable.Store(n) // Open has flushed the keys of the log.
 	set(db)
 	c.live.Store(false)
 
@@ -694,7 +693,8 @@ func TestPowerLossAfterKill(t *testing.T) {
 	require.NoError(t, killed.Close())
 }
 
-// TestPowerLossNeeds shows that TestPowerLoss fails without what the package does and demands.
+// TestPowerLossNeeds shows that TestPowerLoss fails without the syncs of the package, and without
+// the format that the package demands.
 func TestPowerLossNeeds(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
@@ -721,7 +721,7 @@ func TestPowerLossNeeds(t *testing.T) {
 	}
 }
 
-// lyingFS creates files whose SyncData does nothing.
+// lyingFS creates files with a SyncData that does nothing.
 type lyingFS struct{ vfs.FS }
 
 func (fs lyingFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {

@@ -21,8 +21,8 @@ import (
 	"codeq/internal/testkit"
 )
 
-// TestReserve: vital work uses the space of the reserve when there is no other; nothing else is
-// begun until the reserve exists again. A failed sync is not repeated.
+// TestReserve: vital work uses the space of the reserve when there is no other space. No other work
+// begins until the reserve exists again. A failed sync is not repeated.
 func TestReserve(t *testing.T) {
 	for _, c := range []struct {
 		what  string
@@ -96,8 +96,8 @@ func TestReserve(t *testing.T) {
 	}
 }
 
-// TestReserveOfFiles: where no file can be made, a commit and a flush under way beside it still
-// begin their logs, and nothing else begins one until there is room.
+// TestReserveOfFiles: on a disk without room for another file, a commit and a flush at the same
+// time still begin their logs. No other work begins a log until there is room.
 func TestReserveOfFiles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		disk := testkit.NewSmallDisk(1 << 30)
@@ -107,7 +107,7 @@ func TestReserveOfFiles(t *testing.T) {
 		})
 		require.NoError(t, err)
 		require.NoError(t, l.Ready(db))
-		synctest.Wait() // until Pebble has removed what it opened with
+		synctest.Wait() // until Pebble has removed the files from its open
 		disk.FillNodes()
 		begin := func(n int) {
 			require.NoError(t, db.Set(key(n), make([]byte, 100), pebble.Sync))
@@ -127,8 +127,8 @@ func TestReserveOfFiles(t *testing.T) {
 	})
 }
 
-// TestReserveIsBegun: while the reserve is made for the first time, which takes a while on a slow
-// disk, the disk is not said to be full.
+// TestReserveIsBegun: during the first creation of the reserve, which takes a while on a slow disk,
+// the disk does not count as full.
 func TestReserveIsBegun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		goOn := make(chan struct{})
@@ -152,8 +152,8 @@ func TestReserveIsBegun(t *testing.T) {
 	})
 }
 
-// TestReserveHasSpaceFirst: where the process may open no further file, the reserve has its space
-// nevertheless, and where there is no space, it opens one file.
+// TestReserveHasSpaceFirst: if the process may open no further file, the reserve still gets its
+// space. If there is no space, it opens one file.
 func TestReserveHasSpaceFirst(t *testing.T) {
 	for _, full := range []bool{false, true} {
 		disk, created := testkit.NewSmallDisk(1<<30), 0
@@ -184,15 +184,15 @@ func TestReserveHasSpaceFirst(t *testing.T) {
 	}
 }
 
-// TestFlushesShareTheReserve: of several flushes at one moment, as for all groups of a log, those
-// behind the first one begin no log that would be more than the reserve has.
+// TestFlushesShareTheReserve: several flushes may come at one moment, as for all groups of a log.
+// The flushes after the first one begin no log that would exceed the reserve.
 func TestFlushesShareTheReserve(t *testing.T) {
 	disk := testkit.NewSmallDisk(1 << 30)
 	var asked atomic.Int64
 	const flushes = 3 * reserveFiles
 	fs := &testkit.HookFS{FS: disk, Before: func(op, name string) error {
 		if op == "create" && isLog(name) && asked.Load() > 0 {
-			for range 1000 { // until the others have come as far as they can
+			for range 1000 { // until the others can do no more
 				runtime.Gosched()
 			}
 		}

@@ -16,8 +16,9 @@ import (
 	"codeq/internal/testkit"
 )
 
-// TestWatch: an operation that takes longer than it may makes its part stalled, and no other, until
-// it returns; both is logged once, and told to those who wait.
+// TestWatch: an operation over its time limit makes its part stalled, and no other part, until it
+// returns. The watch logs the begin and the end of the stall once, and reports both to waiting
+// callers.
 func TestWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var text bytes.Buffer
@@ -56,7 +57,7 @@ func TestWatch(t *testing.T) {
 		require.False(t, log.IsUnsteady())
 		require.Zero(t, log.Stalled())
 		require.Equal(t, time.Second, shard.Stalled())
-		hang(shard, 3500*time.Millisecond) // the stall goes on with this one
+		hang(shard, 3500*time.Millisecond) // the stall goes on with this operation
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		require.Equal(t, 2*time.Second, shard.Stalled())
@@ -72,8 +73,8 @@ func TestWatch(t *testing.T) {
 	})
 }
 
-// TestWatchAwaits: whoever waits for something waits no longer than twice as long as an operation
-// may take, if one does not return.
+// TestWatchAwaits: if an operation does not return, a caller that waits for something waits at most
+// twice the time limit of an operation.
 func TestWatchAwaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := NewWatch(time.Second, slog.New(slog.DiscardHandler), "log")
@@ -97,8 +98,8 @@ func TestWatchAwaits(t *testing.T) {
 	})
 }
 
-// TestWatchFS: each kind of operation is watched, of the part that a file belongs to, and those of
-// other directories are not.
+// TestWatchFS: the watch observes each kind of operation for the part of its file, and does not
+// observe operations in other directories.
 func TestWatchFS(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var over chan struct{} // nil: nothing hangs
@@ -157,7 +158,7 @@ func TestWatchFS(t *testing.T) {
 			require.Equal(t, w.Part(1), p, what)
 			close(over)
 			err := <-done
-			require.True(t, err == nil || what == "remove", err) // which may come first
+			require.True(t, err == nil || what == "remove", err) // a removal may come first
 		}
 		stalls := func(want *Part, name string) {
 			over = make(chan struct{})
@@ -184,7 +185,7 @@ func TestWatchFS(t *testing.T) {
 	})
 }
 
-// BenchmarkWatch: what an operation pays for being watched.
+// BenchmarkWatch: the cost of the watch for an operation.
 func BenchmarkWatch(b *testing.B) {
 	p := NewWatch(time.Second, slog.New(slog.DiscardHandler), "log").Part(0)
 	b.ReportAllocs()
@@ -193,8 +194,8 @@ func BenchmarkWatch(b *testing.B) {
 	}
 }
 
-// TestFreeSpaceOfHungDisk: whoever asks a disk that hangs for its free space gets the last answer
-// when the question has been under way for a second, and there is one.
+// TestFreeSpaceOfHungDisk: a caller that asks a hung disk for its free space gets the last answer,
+// if there is one, when the question has been under way for a second.
 func TestFreeSpaceOfHungDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		disk := newUsageDisk()
@@ -216,7 +217,7 @@ func TestFreeSpaceOfHungDisk(t *testing.T) {
 		require.EqualValues(t, 2, free)
 		require.Zero(t, took)
 		hang = disk.hang()
-		go func() { _, _ = fs.GetDiskUsage("dir/raft") }() // which may be another file system
+		go func() { _, _ = fs.GetDiskUsage("dir/raft") }() // possibly another file system
 		synctest.Wait()
 		for i := range 3 {
 			free, took, err = ask()
@@ -235,7 +236,7 @@ func TestFreeSpaceOfHungDisk(t *testing.T) {
 	})
 }
 
-// usageDisk says how often it was asked for its free space.
+// usageDisk counts the questions for its free space.
 type usageDisk struct {
 	vfs.FS
 	asked atomic.Int64

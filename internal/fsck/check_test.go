@@ -13,8 +13,8 @@ import (
 	"codeq/internal/record"
 )
 
-// testRules: the first byte of settings is their version, 0 is refused; so is a schedule without a
-// value.
+// testRules: the first byte of settings is their version. The rules refuse version 0, and a
+// schedule without a value.
 var testRules = &Rules{
 	Settings: func(value []byte) (uint64, error) {
 		if len(value) == 0 || value[0] == 0 {
@@ -30,7 +30,8 @@ var testRules = &Rules{
 	},
 }
 
-// TestCheck: a store with one ready task is sound. Anything left out of it, or added, is found.
+// TestCheck: a store with one ready task is sound. The check finds each missing or additional
+// entry.
 func TestCheck(t *testing.T) {
 	id := keys.ID{0, 0, 0, 0, 0, 1, 0x70, 0, 0x80, 0, 0, 7, 0, 0, 0, 1}
 	counters := (&keys.CountersValue{Counts: keys.Counts{Ready: 1}, Clock: keys.ClockOf(id)}).Append(nil)

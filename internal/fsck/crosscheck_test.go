@@ -13,7 +13,7 @@ import (
 	"codeq/internal/store"
 )
 
-// idIn returns the n-th of the IDs that belong to a shard of two.
+// idIn returns the n-th ID of a shard; there are two shards.
 func idIn(shard, n int) (id keys.ID) {
 	for b := byte(1); ; b++ {
 		id = keys.ID{0, 0, 0, 0, 0, byte(n + 1), 0x70, 0, 0x80, 0, 0, 7, 0, 0, 0, b}
@@ -23,7 +23,7 @@ func idIn(shard, n int) (id keys.ID) {
 	}
 }
 
-// waiting stores a task of shard 1 that counts so many of its parents.
+// waiting stores a task of shard 1 that counts so many parents.
 func waiting(t *testing.T, st *store.Store, child keys.ID, counted uint64, parents ...keys.ID) {
 	rec := record.Record{OnDead: keys.CancelOnDead}
 	rec.Parents = append(rec.Parents, parents...)
@@ -41,8 +41,8 @@ func ended(t *testing.T, st *store.Store, prefix byte, until uint64, id keys.ID)
 	set(t, st, keys.AppendBucket(nil, prefix, 1, until), keys.AppendNumber(nil, 1))
 }
 
-// TestCrosscheck: each contradiction between shards is listed once, and corrected; then there is
-// none. What two shards have of one moment is no contradiction.
+// TestCrosscheck: the check lists and corrects each contradiction between shards once; then there
+// is none. The states of two shards at one moment are no contradiction.
 func TestCrosscheck(t *testing.T) {
 	t.Parallel()
 	parent, other, child := idIn(0, 1), idIn(0, 2), idIn(1, 3)
@@ -57,7 +57,7 @@ func TestCrosscheck(t *testing.T) {
 		store func(a, b *store.Store)
 		found string // "": nothing
 		lost  bool
-		then  map[string]string // of shard 1, or of shard 0 where the key is that of a parent
+		then  map[string]string // of shard 1, or of shard 0 for the key of a parent
 	}{
 		{"of one moment", func(a, b *store.Store) {
 			waiting(t, b, child, 1, parent, other)

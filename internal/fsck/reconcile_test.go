@@ -21,7 +21,7 @@ import (
 
 const memTableBytes = 256 << 10
 
-// openStores opens so many stores of replicas, whose disks can lose power.
+// openStores opens so many stores of replicas on disks that can lose power.
 func openStores(t *testing.T, n int) (stores []*store.Store, disks []*crashfs.Disk) {
 	caches := store.NewCaches(1<<20, memTableBytes, n)
 	t.Cleanup(caches.Close)
@@ -61,8 +61,8 @@ func contents(t *testing.T, r pebble.Reader) map[string]string {
 
 func numbered(kind byte, shard uint32) []byte { return keys.AppendNumbered(nil, kind, shard) }
 
-// reconcile makes stores agree, and returns how many lack messages of another, and how many entries
-// were corrected, as the log says.
+// reconcile makes stores agree. From the log, it returns the number of stores that lack messages of
+// another one, and the number of corrected entries.
 func reconcile(stores []*store.Store, differ bool) (missing, corrected int, err error) {
 	var log bytes.Buffer
 	err = convert.Reconcile(stores, differ, slog.New(slog.NewTextHandler(&log, nil)))
@@ -76,8 +76,9 @@ func reconcile(stores []*store.Store, differ bool) (missing, corrected int, err 
 	return missing, corrected, err
 }
 
-// TestReconcile: senders go on behind what their receivers have taken, all shards have the latest
-// settings of each queue, and nothing else changes, also if it is done twice. It is durable.
+// TestReconcile: senders go on after the last message that their receivers have taken, and all
+// shards have the latest settings of each queue. Nothing else changes, also in a second run. The
+// result is durable.
 func TestReconcile(t *testing.T) {
 	t.Parallel()
 	stores, disks := openStores(t, 3)
@@ -88,9 +89,9 @@ func TestReconcile(t *testing.T) {
 	mail, other := append([]byte{keys.Settings}, "mail"...), append([]byte{keys.Settings}, "other"...)
 
 	set(t, stores[0], numbered(keys.Sent, 1), number(5))
-	set(t, stores[1], numbered(keys.Inbound, 0), number(7)) // two messages were lost by the sender
+	set(t, stores[1], numbered(keys.Inbound, 0), number(7)) // the sender has lost two messages
 	set(t, stores[0], numbered(keys.Sent, 2), number(9))
-	set(t, stores[2], numbered(keys.Inbound, 0), number(8)) // one by the receiver: it comes again
+	set(t, stores[2], numbered(keys.Inbound, 0), number(8)) // lost by the receiver: it comes again
 	set(t, stores[0], numbered(keys.Inbound, 2), number(3)) // the sender has lost all of them
 	set(t, stores[2], numbered(keys.Inbound, 2), number(1)) // to itself: both are of one moment
 	set(t, stores[2], numbered(keys.Sent, 2), number(1))
@@ -124,8 +125,8 @@ func TestReconcile(t *testing.T) {
 	}
 }
 
-// TestReconcileRemoved: settings that one shard has removed, by the version of the latest that
-// another one has, are removed in all; and all know the largest version that was removed.
+// TestReconcileRemoved: if one shard has removed settings with the latest version in another shard,
+// all shards remove these settings. All shards know the largest removed version.
 func TestReconcileRemoved(t *testing.T) {
 	t.Parallel()
 	stores, _ := openStores(t, 3)
@@ -139,7 +140,7 @@ func TestReconcileRemoved(t *testing.T) {
 	set(t, stores[2], key("lost"), settings(6, `{"Paused":true}`))
 	set(t, stores[1], key("new"), settings(8, `{"Paused":true}`)) // its message has not come
 	for i := range stores {
-		set(t, stores[i], key("small"), settings(uint64(2+i), `{"Rate":1}`)) // older than what was removed of others
+		set(t, stores[i], key("small"), settings(uint64(2+i), `{"Rate":1}`)) // older than the removed settings of others
 	}
 	for range 2 {
 		_, _, err := reconcile(stores, false)
@@ -154,7 +155,7 @@ func TestReconcileRemoved(t *testing.T) {
 	}
 }
 
-// TestReconcileDamage: what cannot be read is damage, and nothing changes.
+// TestReconcileDamage: an unreadable entry is damage, and nothing changes.
 func TestReconcileDamage(t *testing.T) {
 	t.Parallel()
 	for _, bad := range [][2][]byte{

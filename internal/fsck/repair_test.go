@@ -19,11 +19,11 @@ import (
 	"codeq/internal/store"
 )
 
-// fixture is a queue with one shard, whose store has a task of each kind. Its entries are what is
-// written, by key.
+// fixture is a queue with one shard; the store of this shard has a task of each kind. entries are
+// the entries to write, by key.
 type fixture struct {
 	t        *testing.T
-	identity string // stands for that of the shard
+	identity string // in place of the identity of the shard
 	entries  map[string]string
 	scope    uint64 // of the group
 
@@ -37,11 +37,11 @@ const (
 	fixtureSeq                = 0xf0000
 )
 
-// fixtureCounts is the tasks of the fixture's queue.
+// fixtureCounts are the counts of the tasks in the fixture's queue.
 var fixtureCounts = keys.Counts{Ready: 5, Leased: 1, Scheduled: 1, Blocked: 2, Done: 1, Dead: 1}
 
-// counterValue is the counters of a queue. No number of the fixture is larger than that of its
-// lease record.
+// counterValue has the counters of a queue. No number of the fixture is larger than the number of
+// its lease record.
 func counterValue(c keys.Counts) string {
 	return string((&keys.CountersValue{Counts: c, Clock: fixtureSeq}).Append(nil))
 }
@@ -68,7 +68,7 @@ func (f *fixture) put(id keys.ID, p keys.Place, rec *record.Record) {
 	}
 }
 
-// keyedRecord is a task with an idempotency key, which it does not hold.
+// keyedRecord is a task with an idempotency key; the task does not hold the key.
 func keyedRecord(key string, lasts uint64) *record.Record {
 	rec := &record.Record{UniqueKey: key}
 	rec.Unique, rec.UniqueFor = keys.UniqueHash("queue", "", "", "", key), lasts
@@ -172,8 +172,9 @@ func (f *fixture) key(id keys.ID) string {
 	return string(keys.FirstPlace(fixtureLane, id).AppendKey(nil, id))
 }
 
-// TestRebuild damages what is stored in one way after the other: Verify finds it and changes
-// nothing; a repair keeps the damaged store, and the new one has all that the records tell.
+// TestRebuild damages the stored data in one way after the other. Verify finds the damage and
+// changes nothing. A repair keeps the damaged store, and the new store has all data that follow
+// from the records.
 func TestRebuild(t *testing.T) {
 	f := newFixture(t, "identity of the shard")
 	sound := f.write(f.entries)
@@ -213,7 +214,7 @@ func TestRebuild(t *testing.T) {
 	for name, c := range map[string]struct {
 		damage func(entries)
 		says   string
-		want   func(entries) // what the new store has instead; nil: what was there
+		want   func(entries) // content of the new store; nil: the content before
 	}{
 		"index entry":            {remove(byID(keys.Index, f.later)), "has no index entry", nil},
 		"index entry of nothing": {set(byID(keys.Index, keys.ID{1}), f.entries[byID(keys.Index, f.later)]), "index says", nil},
@@ -240,7 +241,7 @@ func TestRebuild(t *testing.T) {
 		"time of an idempotency key": {remove(freed), "nothing frees", nil},
 		"idempotency key of a time": {
 			remove(string(keys.AppendHashed(nil, hash("timed")))), "does not hold its idempotency key",
-			func(e entries) { // it may have been released
+			func(e entries) { // the key may have been released
 				delete(e, string(keys.AppendHashed(nil, hash("timed"))))
 				delete(e, freed)
 				e[f.key(f.timed)] = rewritten(keyedRecord("timed", 5000))
@@ -268,7 +269,7 @@ func TestRebuild(t *testing.T) {
 		"task in two places": {
 			set(string(keys.AppendScheduled(nil, 12346, f.later)), f.entries[string(keys.AppendScheduled(nil, 12345, f.later))]), "and at", nil,
 		},
-		"earlier place": { // than that of which the index tells
+		"earlier place": { // than the place in the index
 			set(string(keys.AppendScheduled(nil, 12344, f.later)), f.entries[string(keys.AppendScheduled(nil, 12345, f.later))]), "and at", nil,
 		},
 		"record": {
@@ -312,7 +313,7 @@ func TestRebuild(t *testing.T) {
 
 			r, err = Verify(disk, "queue", testRules, true, false)
 			require.NoError(t, err)
-			if name == "name of a queue" { // the scopes of groups do not tell it
+			if name == "name of a queue" { // the scopes of groups do not show the name
 				require.Contains(t, r.Problems[len(r.Problems)-1].Text, "has scope")
 			} else {
 				for _, p := range r.Problems {
@@ -333,8 +334,9 @@ func TestRebuild(t *testing.T) {
 	}
 }
 
-// TestRebuildTies: a task that counts two parents, of which one knows it and the end of the other
-// is in a message, does not wait for a third one, which has ended for it and was redriven since.
+// TestRebuildTies: a task counts two parents. One parent knows the task, and the end of the other
+// one is in a message. The task does not wait for a third parent that has ended for it, and that a
+// call has redriven since.
 func TestRebuildTies(t *testing.T) {
 	f := newFixture(t, "identity of the shard")
 	redriven := &record.Record{}

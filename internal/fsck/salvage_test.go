@@ -33,8 +33,8 @@ func entriesOf(t *testing.T, db *pebble.DB) map[string]string {
 	return entries
 }
 
-// TestSalvage damages a block with entries, in tables of several levels that overlap: each entry
-// that can be read alone is found.
+// TestSalvage damages a block with entries, in overlapping tables of several levels: the salvage
+// finds each entry that can be read alone.
 func TestSalvage(t *testing.T) {
 	disk := crashfs.New()
 	opts := &pebble.Options{FS: disk, FormatMajorVersion: store.Format, DisableAutomaticCompactions: true, LoggerAndTracer: failstop.New(slog.New(slog.DiscardHandler), "store")}
@@ -105,9 +105,9 @@ func cloneStore(t *testing.T, from *crashfs.Disk, dir string) *crashfs.Disk {
 	return to
 }
 
-// TestGather compares what is gathered from the tables and logs of a store with what Pebble reads:
-// nothing is missing or older, whatever compactions have done to sequence numbers; nor when a table
-// is missing, except for what only that table has.
+// TestGather compares the entries gathered from the tables and logs of a store with the entries
+// that Pebble reads. No entry is missing or older, no matter how compactions have changed sequence
+// numbers. If a table is missing, only its own entries are missing.
 func TestGather(t *testing.T) {
 	rng := testkit.Seeded(t)
 	rounds := testkit.Sized(4, 12)
@@ -146,7 +146,7 @@ func TestGather(t *testing.T) {
 				if a, z := key(), key(); bytes.Compare(a, z) < 0 {
 					require.NoError(t, db.Compact(context.Background(), a, z, false))
 				}
-			case 4: // what it sees, compactions keep
+			case 4: // compactions keep the entries in it
 				if snap != nil {
 					require.NoError(t, snap.Close())
 				}

@@ -11,8 +11,8 @@ import (
 	"codeq/internal/store"
 )
 
-// TestVerifyClosesWhatLeaks: a store in which an iterator was lost, as Pebble does over damaged
-// data, is a problem that is reported, and no panic.
+// TestVerifyClosesWhatLeaks: Pebble can lose an iterator over damaged data. Verify reports a store
+// with a lost iterator as a problem, and does not panic.
 func TestVerifyClosesWhatLeaks(t *testing.T) {
 	disk := crashfs.New()
 	db, err := pebble.Open("shard", &pebble.Options{FS: disk, FormatMajorVersion: store.Format})

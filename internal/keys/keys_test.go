@@ -36,7 +36,7 @@ var (
 	otherID    = ID(testkit.Unhex(otherIDHex))
 )
 
-// grouped are the ranges of the keys that AppendGrouped makes.
+// grouped are the ranges of keys of AppendGrouped.
 var grouped = []byte{Blocked, Dead, Done, Canceled, Wake}
 
 func goldenTotals() TotalsValue {
@@ -227,8 +227,8 @@ func TestGolden(t *testing.T) {
 	require.Equal(t, []byte{0x15}, upper)
 }
 
-// TestAppendKeepsWhatIsThere: encoders do not change the bytes before theirs, and write the same,
-// whatever the buffer contained.
+// TestAppendKeepsWhatIsThere: encoders do not change the bytes before their own, and write the same
+// bytes for any content of the buffer.
 func TestAppendKeepsWhatIsThere(t *testing.T) {
 	before := []byte("before")
 	for _, c := range []struct {
@@ -317,7 +317,7 @@ func TestSince(t *testing.T) {
 	})
 }
 
-// drawUint64 draws numbers among which ties and carries are frequent.
+// drawUint64 draws numbers with frequent ties and carries.
 func drawUint64(t *rapid.T, name string) uint64 {
 	return rapid.OneOf(
 		rapid.Uint64Range(0, 2), rapid.SampledFrom([]uint64{0xff, 0xffff, 1<<32 - 1, 1<<63 - 1, 1 << 63, math.MaxUint64}), rapid.Uint64(),
@@ -330,8 +330,8 @@ func drawHash(t *rapid.T) (hash [UniqueLen]byte) {
 	return hash
 }
 
-// TestOrderOfOtherKeys: the keys of a range are ordered by their parts, as the layout says, and lie
-// after the first key of a scan for their first parts.
+// TestOrderOfOtherKeys: the order of keys in a range is the order of their parts in the layout. The
+// keys lie after the first key of a scan for their first parts.
 func TestOrderOfOtherKeys(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		type parts struct {
@@ -430,8 +430,8 @@ func TestGroupEnd(t *testing.T) {
 	}
 }
 
-// TestGroupEndBoundsAGroup: among the keys that are as long as a group or longer, those from the
-// group up to its end are those that begin with it.
+// TestGroupEndBoundsAGroup: among the keys that are as long as a group or longer, the keys from the
+// group up to its end are exactly the keys that begin with it.
 func TestGroupEndBoundsAGroup(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		prefix := rapid.SampledFrom(grouped).Draw(t, "range")
@@ -675,7 +675,7 @@ func TestMessagesRoundTrip(t *testing.T) {
 	})
 }
 
-// TestAliases: what is documented to alias the parsed bytes does so.
+// TestAliases: values that alias the parsed bytes by their documentation do so.
 func TestAliases(t *testing.T) {
 	b := append(EndedValue{Result: []byte("result")}.Append(nil), "record"...)
 	v, rec, err := ParseEnded(b)
@@ -790,12 +790,12 @@ func only3[T, U, V any](parse func([]byte) (T, U, V, error)) func([]byte) error 
 	return func(b []byte) error { _, _, _, err := parse(b); return err }
 }
 
-// parsers are those of forms with a fixed length.
+// parsers are the parsers of forms with a fixed length.
 var parsers = []struct {
 	name   string
 	valid  []byte
 	parse  func([]byte) error
-	ranges []byte // what the first byte may be; nil: anything
+	ranges []byte // allowed first bytes; nil: any
 }{
 	{"task fresh", AppendTask(nil, 1, SinceOf(goldenID), goldenID), only3(ParseTask), []byte{Task}},
 	{"task moved", AppendTask(nil, 1, MovedSince(2), goldenID), only3(ParseTask), []byte{Task}},
@@ -838,7 +838,7 @@ var parsers = []struct {
 	{"ended", endedMessage().Append(nil), only(ParseMessage), []byte{MsgDepend, MsgEnded, MsgSettings}},
 }
 
-// TestRefusals: keys and values that are too short, too long, or of another range are refused.
+// TestRefusals: parsers refuse keys and values that are too short, too long, or of another range.
 func TestRefusals(t *testing.T) {
 	for _, p := range parsers {
 		require.NoError(t, p.parse(p.valid), p.name)
@@ -864,7 +864,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestRefusalsWithinAForm: bytes with few valid values are refused with others.
+// TestRefusalsWithinAForm: if only few values of a byte are valid, parsers refuse the other values.
 func TestRefusalsWithinAForm(t *testing.T) {
 	for tag := range 256 {
 		b := byte(tag)
@@ -886,7 +886,7 @@ func TestRefusalsWithinAForm(t *testing.T) {
 	require.Error(t, err, "a since that is written twice")
 }
 
-// TestErrorsNameWhatIsRefused: an error names the form that was expected and shows the bytes.
+// TestErrorsNameWhatIsRefused: an error names the expected form and shows the bytes.
 func TestErrorsNameWhatIsRefused(t *testing.T) {
 	_, _, _, err := ParseTask([]byte{Task, 0xab})
 	require.EqualError(t, err, "malformed task: 10ab")
@@ -997,8 +997,6 @@ func TestLeaseRefusals(t *testing.T) {
 	require.EqualValues(t, uint32(math.MaxUint32), entries[0].Attempts)
 }
 
-// sameOrShorter checks the second encoding of a parsed value: it may be shorter, since longer forms
-// of numbers and entries are accepted as well, but if it is as long it is the same.
 func counted() []byte { return new(CountersValue).Append(nil) }
 
 func totaled() []byte {
@@ -1006,6 +1004,9 @@ func totaled() []byte {
 	return v.Append(nil)
 }
 
+// sameOrShorter checks the second encoding of a parsed value. It may be shorter, because parsers
+// also accept longer forms of numbers and entries. If it has the same length, it has the same
+// bytes.
 func sameOrShorter(t *testing.T, given, again []byte) {
 	t.Helper()
 	require.LessOrEqual(t, len(again), len(given))
@@ -1014,7 +1015,7 @@ func sameOrShorter(t *testing.T, given, again []byte) {
 	}
 }
 
-// The fuzz targets: no input makes a parser panic, and what it accepts encodes to the same bytes.
+// The fuzz targets: no input makes a parser panic, and accepted values encode to the same bytes.
 
 func addKeys(f *testing.F) {
 	f.Add([]byte(nil))
@@ -1024,8 +1025,8 @@ func addKeys(f *testing.F) {
 	}
 }
 
-// canonical has the forms that can be written in only one way: each function reads b and writes
-// what it has read. Keys and values are tried on the same bytes.
+// canonical has the forms with only one encoding: each function parses b and encodes the result.
+// The fuzz target tries keys and values on the same bytes.
 var canonical = map[string]func(b []byte) (again []byte, err error){
 	"task": func(b []byte) ([]byte, error) {
 		lane, since, id, err := ParseTask(b)
@@ -1244,9 +1245,8 @@ func FuzzParseLeases(f *testing.F) {
 	})
 }
 
-// TestBucketOf: a bucket ends no sooner than what it keeps may be forgotten, and
-// an eighth of the retention later at the most, or a second; and a retention has
-// few of them.
+// TestBucketOf: a bucket does not end before the retention of its tasks, and at most an eighth of
+// the retention, or a second, later. A retention has few buckets.
 func TestBucketOf(t *testing.T) {
 	const second = 1000
 	walls := []uint64{0, 1, 999, 1000, 1_700_000_000_000, 1_700_000_000_001, 1_700_000_123_456, 1<<48 - 1}
@@ -1278,7 +1278,7 @@ func TestBucketOf(t *testing.T) {
 	}
 }
 
-// TestLeaseTime: the clock of leases is read as it was written, with crashes and without.
+// TestLeaseTime: a parser gets the clock of leases as it was encoded, with crashes and without.
 func TestLeaseTime(t *testing.T) {
 	for _, v := range []LeaseTimeValue{
 		{Clock: 7},

@@ -10,7 +10,7 @@ import (
 	"codeq/internal/wire"
 )
 
-// TestReplicationGolden: the layout of what replication stores.
+// TestReplicationGolden: the layout of the entries of replication.
 func TestReplicationGolden(t *testing.T) {
 	b := make([]byte, AppliedLen)
 	PutApplied(b, 5, 3)

@@ -7,7 +7,7 @@ import (
 	"os"
 )
 
-// pauses says that processes can be paused here.
+// pauses: the test cannot pause processes on this system.
 const pauses = false
 
 func pause(*os.Process) error  { return errors.ErrUnsupported }

@@ -17,10 +17,10 @@ import (
 	"codeq/internal/record"
 )
 
-// noUTF8 is in every string that a test fills in.
+// noUTF8 is in every string of a filled value.
 const noUTF8 = "text \xff é"
 
-// fill sets everything within v, so that nothing is zero. Slices get ten elements.
+// fill sets everything within v: no value stays zero. Slices get ten elements.
 func fill(t *testing.T, v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -64,7 +64,7 @@ func filled[T any](t *testing.T) (v T) {
 	return v
 }
 
-// carried returns a line as it is read again.
+// carried writes a line, and returns the line that a reader gets.
 func carried(t *testing.T, l *Line) *Line {
 	t.Helper()
 	var b bytes.Buffer
@@ -77,7 +77,7 @@ func carried(t *testing.T, l *Line) *Line {
 	return read
 }
 
-// fullRecord returns a record of a task of a queue and tenant without a zero field.
+// fullRecord returns a record without a zero field, of a task of a queue and tenant.
 func fullRecord(t *testing.T, queue, tenant string) record.Record {
 	rec := filled[record.Record](t)
 	rec.Leases, rec.Group, rec.Limit = 20, keys.GroupScope(queue, tenant, rec.LimitKey, rec.GroupKey), keys.LimitScope(queue, rec.LimitKey)
@@ -85,8 +85,8 @@ func fullRecord(t *testing.T, queue, tenant string) record.Record {
 	return rec
 }
 
-// TestEveryField fills each field of all stored forms, and finds it again behind a line: a field
-// that is added to a stored form, and not to the lines, is missing here.
+// TestEveryField fills each field of all stored forms, and finds it again after a line was written
+// and read. A new field of a stored form that is not in the lines is missing here.
 func TestEveryField(t *testing.T) {
 	const queue, tenant = "queue \xfe", "tenant \xfd"
 	rec := fullRecord(t, queue, tenant)
@@ -161,7 +161,7 @@ func TestEveryField(t *testing.T) {
 	})
 	for _, f := range reflect.VisibleFields(reflect.TypeFor[manifest.Manifest]()) {
 		require.Contains(t, []string{
-			"Options", "Crashed", // which are carried; the others are about the directory, or a node
+			"Options", "Crashed", // in lines; the others concern the directory, or a node
 			"Format", "Shards", "ID", "Creating", "Open", "Opening", "Node", "Cluster", "Former", "Volatile", "Differ",
 			"Founders", "Drained", "Left", "Incarnation", "Earlier", "Seen", "Outdated", "Sum",
 		}, f.Name)
@@ -175,7 +175,7 @@ func TestEveryField(t *testing.T) {
 	require.Equal(t, 3, reflect.TypeFor[keys.CountersValue]().NumField(), "Header and Totals have two, the counts are derived")
 }
 
-// TestEveryLine: each kind of line is read as it was written, with any strings.
+// TestEveryLine: a reader gets each kind of line as it was written, with any strings.
 func TestEveryLine(t *testing.T) {
 	types := reflect.TypeFor[Line]()
 	for i := range types.NumField() - 1 { // Bytes is none
@@ -216,7 +216,7 @@ func TestEveryRange(t *testing.T) {
 	require.Len(t, ranges, found)
 }
 
-// FuzzStrings: a line of an export is read as it was written, with any strings.
+// FuzzStrings: a reader gets a line of an export as it was written, with any strings.
 func FuzzStrings(f *testing.F) {
 	f.Add("name", "header", "value")
 	f.Add("\xff\x00", "ÿ", "\u202e \\ufffd \ufffd")

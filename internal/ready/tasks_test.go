@@ -6,8 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestReplacedRecordsStayWithinMemory: a task whose record grows takes more room in its window, at
-// the cost of others.
+// TestReplacedRecordsStayWithinMemory: a task with a growing record takes more room in its window,
+// at the cost of other tasks.
 func TestReplacedRecordsStayWithinMemory(t *testing.T) {
 	tasks := New(Config{Shards: 1, WindowTasks: 10, WindowBytes: 1 << 20, IdleLanes: 2}, nil)
 	q := &Queue{Number: 1}

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestTrail holds segments against the positions of what is leased.
+// TestTrail compares segments with the positions of the leased tasks.
 func TestTrail(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -22,7 +22,7 @@ func TestTrail(t *testing.T) {
 			case n < 5:
 				since := next
 				next += uint64(rng.IntN(3)) + 1
-				for r := range ready { // of those that are back
+				for r := range ready { // of the tasks that are back
 					since = min(since, r)
 				}
 				delete(ready, since)

@@ -60,7 +60,7 @@ func contents(w *window) []Item {
 	return all
 }
 
-// model does what a window promises, with a sorted slice.
+// model does the same as a window, with a sorted slice.
 type model struct {
 	t     *rapid.T
 	w     window
@@ -91,7 +91,7 @@ func (m *model) insertLast(*rapid.T) {
 	}
 }
 
-// put inserts an item and checks how many others were moved for it.
+// put inserts an item and checks the number of other items that move for it.
 func (m *model) put(it Item) {
 	i, found := slices.BinarySearchFunc(m.items, it, func(a, b Item) int { return a.compare(b.Pos) })
 	if found {
@@ -143,7 +143,7 @@ func (m *model) clear(t *rapid.T) {
 	}
 }
 
-// trim drops what exceeds a size that may be smaller or larger than the window.
+// trim trims the window to a size that may be smaller or larger than the window.
 func (m *model) trim(t *rapid.T) {
 	size := rapid.IntRange(0, m.w.Size()+8).Draw(t, "size")
 	var want Pos

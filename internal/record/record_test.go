@@ -114,7 +114,7 @@ func requireSame(t require.TestingT, want, got *Record) {
 	require.True(t, bytes.Equal(want.Payload, got.Payload), "payload: want %x, got %x", want.Payload, got.Payload)
 }
 
-// drawRecord draws a record in which any field may be missing.
+// drawRecord draws a record; any field may be missing.
 func drawRecord(t *rapid.T) Record {
 	small := rapid.OneOf(rapid.Just(uint32(0)), rapid.Uint32Range(0, 300), rapid.Just(uint32(math.MaxUint32)))
 	large := rapid.OneOf(rapid.Just(uint64(0)), rapid.Uint64Range(0, 1<<48), rapid.Just(uint64(math.MaxUint64)))
@@ -192,7 +192,7 @@ func TestRoundTrip(t *testing.T) {
 	})
 }
 
-// headLen returns how much of a stored record DecodeHead reads.
+// headLen returns the number of bytes of a stored record that DecodeHead reads.
 func headLen(r *Record) int {
 	head := Record{Head: r.Head}
 	n := len(head.Encode()) - len(binary.AppendUvarint(nil, head.flags())) + len(binary.AppendUvarint(nil, r.flags()))
@@ -204,8 +204,8 @@ func headLen(r *Record) int {
 	return n
 }
 
-// TestTruncated: a record that ends before its payload begins is refused: by Decode wherever it
-// ends, by DecodeHead if it ends in the head.
+// TestTruncated: Decode refuses a record that ends at any point before its payload; DecodeHead
+// refuses a record that ends in the head.
 func TestTruncated(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r := drawRecord(t)
@@ -247,7 +247,8 @@ func TestMaxSize(t *testing.T) {
 	require.LessOrEqual(t, len(most.Encode()), most.MaxSize())
 }
 
-// TestRefusals: fields that announce more than there is, or are out of range, are refused.
+// TestRefusals: decoders refuse fields that announce more bytes than there are, and fields out of
+// range.
 func TestRefusals(t *testing.T) {
 	uvarint := func(flags uint64, values ...uint64) []byte {
 		b := binary.AppendUvarint(nil, flags)
@@ -292,7 +293,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestPayloadAliases: Decode copies everything but the payload.
+// TestPayloadAliases: Decode copies everything except the payload.
 func TestPayloadAliases(t *testing.T) {
 	r := Record{Error: "e", Headers: map[string]string{"k": "v"}, Payload: []byte("payload")}
 	b := r.Encode()
@@ -330,7 +331,7 @@ func TestAllocations(t *testing.T) {
 	require.NotEmpty(t, sink)
 }
 
-// FuzzDecode: no input makes Decode panic; what it accepts encodes to a form that is not longer,
+// FuzzDecode: no input makes Decode panic. An accepted record encodes to a form that is not longer,
 // decodes to the same record, and does not change again.
 func FuzzDecode(f *testing.F) {
 	for _, g := range golden {
@@ -358,8 +359,8 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// TestHistoryIsBounded: of many attempts the first ones and the last ones are kept, and their texts
-// are cut, between characters.
+// TestHistoryIsBounded: a history keeps the first and the last ones of many attempts, and cuts
+// their texts between characters.
 func TestHistoryIsBounded(t *testing.T) {
 	h := History{FirstReady: 1 << 40}
 	for n := range uint32(300) {

@@ -108,8 +108,8 @@ func TestCron(t *testing.T) {
 	}
 }
 
-// TestCronShows: the ticks are exactly the minutes at which a clock in the zone matches the
-// expression, around every change of the clock.
+// TestCronShows: around every change of the clock, the ticks are exactly the minutes when a clock
+// in the zone matches the expression.
 func TestCronShows(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		name := rapid.SampledFrom([]string{
@@ -165,7 +165,7 @@ func TestCronNeverComes(t *testing.T) {
 	}
 }
 
-// TestCronErrors: what is wrong with an expression is named by its field, with what is allowed.
+// TestCronErrors: an error of an expression names the wrong field, and the allowed values.
 func TestCronErrors(t *testing.T) {
 	const forms = ", * for all, ranges (1-5), steps (*/2) and lists (1,3)"
 	for expr, want := range map[string]string{
@@ -189,7 +189,7 @@ func TestCronErrors(t *testing.T) {
 	}
 }
 
-// posixZone returns a file of a zone that has a rule and no table: RFC 9636.
+// posixZone returns a file of a zone with a rule and no table: RFC 9636.
 func posixZone(rule string) []byte {
 	const isUTC, hasRule = "TZif2", "\n"
 	header := isUTC + strings.Repeat("\x00", 15) + strings.Repeat("\x00", 4*4) + "\x00\x00\x00\x01" + "\x00\x00\x00\x04"
@@ -197,7 +197,7 @@ func posixZone(rule string) []byte {
 	return []byte(header + block + header + block + hasRule + rule + "\n")
 }
 
-// TestLastTick: what recurs has no ticks beyond the year 9999, which have no text.
+// TestLastTick: a recurrence has no ticks after the year 9999, because such ticks have no text.
 func TestLastTick(t *testing.T) {
 	last := ms(t, "9999-12-31T23:59:00Z")
 	for _, name := range []string{"UTC", "Europe/Berlin", "Pacific/Kiritimati", "Pacific/Midway"} {
@@ -212,8 +212,8 @@ func TestLastTick(t *testing.T) {
 	require.Equal(t, uint64(Never), Every{record.LastTime + 1, 5}.Next(0))
 }
 
-// zonesOf are the zones of the data that Go embeds, which its tree has as a file, and of the
-// system's, if it has some.
+// zonesOf are the zones of the data that Go embeds (the tree of Go has these data as a file), and
+// the zones of the system, if it has some.
 type zonesOf struct {
 	names []string
 	zones []*time.Location
@@ -233,7 +233,7 @@ var allZones = sync.OnceValues(func() (all zonesOf, err error) {
 		name  string
 		files fs.FS
 	}{{"embedded", embedded}, {"system", os.DirFS("/usr/share/zoneinfo")}} {
-		same := make(map[string]bool) // files that have been seen
+		same := make(map[string]bool) // files seen before
 		err := fs.WalkDir(kind.files, ".", func(path string, d fs.DirEntry, err error) error {
 			if path == "." && errors.Is(err, fs.ErrNotExist) {
 				return nil
@@ -256,8 +256,8 @@ var allZones = sync.OnceValues(func() (all zonesOf, err error) {
 	return all, nil
 })
 
-// TestPeriods: in every fourth zone (-long: every one), and every year to 9999, each period begins
-// where the last one ends, goes on, and has one offset.
+// TestPeriods: in every fourth zone (-long: in every zone), in every year to 9999, each period
+// begins at the end of the last one, ends after its beginning, and has one offset.
 func TestPeriods(t *testing.T) {
 	t.Parallel()
 	all, err := allZones()
@@ -282,8 +282,9 @@ func TestPeriods(t *testing.T) {
 	}
 }
 
-// checkNext: the next tick of an expression is later, is shown by the clock of its zone, and no
-// minute before it is: of the days behind after, and before the tick.
+// checkNext: the next tick of an expression is later than after, and the clock of its zone matches
+// the expression. No minute before the tick matches: the check covers the days behind after and
+// before the tick.
 func checkNext(t *testing.T, name string, zone *time.Location, expr string, after uint64) {
 	c, err := ParseCron(expr, zone)
 	if err != nil {
@@ -311,7 +312,8 @@ func checkNext(t *testing.T, name string, zone *time.Location, expr string, afte
 	}
 }
 
-// TestNextInEveryZone: around the ends of years, where the periods of a zone begin and end.
+// TestNextInEveryZone: the next tick around the ends of years, and around the begins and ends of
+// the periods of a zone.
 func TestNextInEveryZone(t *testing.T) {
 	t.Parallel()
 	all, err := allZones()
@@ -329,7 +331,7 @@ func TestNextInEveryZone(t *testing.T) {
 	}
 }
 
-// FuzzCron: in any zone, from any time on.
+// FuzzCron: the next tick in any zone, from any time on.
 func FuzzCron(f *testing.F) {
 	all, err := allZones()
 	require.NoError(f, err)
@@ -365,7 +367,7 @@ func TestParseCronRefuses(t *testing.T) {
 	}
 }
 
-// TestDatesThatDoNotExist: the error says what to name in their place; any day of the week is one.
+// TestDatesThatDoNotExist: the error proposes other dates. With any day of the week, a date exists.
 func TestDatesThatDoNotExist(t *testing.T) {
 	for expr, want := range map[string]string{
 		"0 0 31 2 *":      "none of its months has a day 31: name a day up to 29, or a longer month",
@@ -411,7 +413,7 @@ func TestEvery(t *testing.T) {
 	require.Equal(t, uint64(Never), Every{0, 1}.Next(Never))
 }
 
-// TestLatest: it is the last tick that a loop over all of them finds.
+// TestLatest: the latest tick is the last one in a loop over all ticks.
 func TestLatest(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var s Sequence = Every{Start: rapid.Uint64Range(0, 5000).Draw(t, "start"), Interval: rapid.Uint64Range(1, 3000).Draw(t, "interval")}

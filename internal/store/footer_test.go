@@ -19,8 +19,8 @@ import (
 // footerBits is the number of bits of a footer.
 const footerBits = 8 * 53
 
-// TestFooterBits flips each bit of the footers of tables in a store that was not closed: it is
-// noticed, with the name of the table, or does no harm, whoever reads them.
+// TestFooterBits flips each bit of the footers of tables in a store that was not closed. Each
+// reader reports it, with the name of the table, or it does no harm.
 func TestFooterBits(t *testing.T) {
 	t.Parallel()
 	disk := crashfs.New()
@@ -59,7 +59,7 @@ func TestFooterBits(t *testing.T) {
 				err = errors.Join(r.ValidateBlockChecksums(), r.Close())
 			}
 			if err != nil {
-				err = fmt.Errorf("%s: %w", name, err) // who calls it knows the name
+				err = fmt.Errorf("%s: %w", name, err) // the caller knows the name
 			}
 			return want, err
 		},

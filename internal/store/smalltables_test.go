@@ -27,12 +27,12 @@ func tablesOf(t *testing.T, st *Store) map[uint64]uint64 {
 	return all
 }
 
-// manyTables is twice the number that begins a merge.
+// manyTables is twice the number of tables that begins a merge.
 const manyTables = 48
 
-// TestOpensLeaveFewTables: however often a store is opened, written to and closed, or its process
-// killed, it has few tables: ranges that grow at their end, or that are written to anywhere, and
-// those whose keys are overwritten or deleted. All keys stay.
+// TestOpensLeaveFewTables: after any number of opens, writes and closes of a store, or kills of its
+// process, the store has few tables. This holds for ranges that grow at their end, ranges with
+// writes anywhere, and ranges with overwritten or deleted keys. All keys stay.
 func TestOpensLeaveFewTables(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -68,7 +68,7 @@ func TestOpensLeaveFewTables(t *testing.T) {
 					require.NoError(t, st.Flush(t.Context()))
 				}
 				if i%3 == 0 && level != None {
-					disk = disk.Clone() // the process is killed
+					disk = disk.Clone() // a kill of the process
 				}
 				require.NoError(t, st.Close())
 			}
@@ -86,8 +86,8 @@ func TestOpensLeaveFewTables(t *testing.T) {
 	}
 }
 
-// TestLargeTablesStay: small tables are merged, and the large ones between and below them are not
-// read for it.
+// TestLargeTablesStay: the store merges small tables without reads of the large tables between and
+// below them.
 func TestLargeTablesStay(t *testing.T) {
 	t.Parallel()
 	disk, rng := crashfs.New(), rand.New(rand.NewPCG(1, 2))

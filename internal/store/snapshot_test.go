@@ -12,7 +12,7 @@ import (
 	"codeq/internal/record"
 )
 
-// idOf returns the ID of a task that was produced in lane 7.
+// idOf returns the ID of a task of lane 7.
 func idOf(n byte) keys.ID { return keys.ID{0, 0, 0, 0, 0, n, 0x70, 0, 0x80, 0, 0, 7, 0, 0, 0, n} }
 
 func open(t *testing.T, entries ...[2][]byte) *pebble.DB {
@@ -31,8 +31,8 @@ func rec(leases uint32) []byte {
 	return r.Encode()
 }
 
-// TestSnapshot: a task is found in its first place, where the index says, and where it has ended; a
-// leased task has its newest lease, and no older one.
+// TestSnapshot: a snapshot finds a task in its first place, in the place in the index, and in the
+// place of its end. A leased task has its newest lease, and no older one.
 func TestSnapshot(t *testing.T) {
 	first, moved, dead, none, stale := idOf(1), idOf(2), idOf(3), idOf(4), idOf(5)
 	at := keys.Place{Range: keys.Scheduled, At: 99}
@@ -92,7 +92,8 @@ func TestSnapshot(t *testing.T) {
 	require.ErrorIs(t, err, base.ErrCorrupt)
 }
 
-// TestScan: the entries of a range and no others, in order; a visit ends the scan by its error.
+// TestScan: a scan visits the entries of a range and no others, in order; an error of a visit ends
+// the scan.
 func TestScan(t *testing.T) {
 	db := open(t, [2][]byte{{keys.Queue, 2}, {2}}, [2][]byte{{keys.Queue, 1}, {1}}, [2][]byte{{keys.Queue + 1}, {3}})
 	var got []byte

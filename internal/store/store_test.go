@@ -25,7 +25,7 @@ import (
 	"codeq/internal/testkit"
 )
 
-// openTest creates a store, which the caller closes.
+// openTest creates a store; the caller closes it.
 func openTest(t *testing.T, c Config) *Store {
 	st, shared, err := tryOpen(c)
 	t.Cleanup(shared.Close)
@@ -91,7 +91,7 @@ func TestCorruptionInCompaction(t *testing.T) {
 	require.ErrorIs(t, st.Close(), base.ErrCorrupt)
 }
 
-// imagingFS takes an image of what a power failure leaves, before a marker is removed.
+// imagingFS takes an image of the disk after a power failure, before each removal of a marker.
 type imagingFS struct {
 	*crashfs.Disk
 	take func() *crashfs.Disk
@@ -107,8 +107,8 @@ func (fs *imagingFS) Remove(name string) error {
 	return fs.Disk.Remove(name)
 }
 
-// TestMarkersNameWhatExists: whatever a power failure leaves of what was not synced, the file that
-// a marker names is there.
+// TestMarkersNameWhatExists: after a power failure, the file that a marker names exists, no matter
+// which part of the unsynced data survives.
 func TestMarkersNameWhatExists(t *testing.T) {
 	rng := testkit.Seeded(t)
 	mem := crashfs.New()
@@ -134,9 +134,9 @@ func TestMarkersNameWhatExists(t *testing.T) {
 	}
 }
 
-// TestStoresShareMemory: what waits for flushes is bounded for all stores together. A store waits
-// for its own flush alone, whatever others have, and leaves its part to them when it has been
-// written, or the store was closed.
+// TestStoresShareMemory: the memory that waits for flushes has one bound for all stores together. A
+// store waits only for its own flush, even if the others hold much memory. It leaves its part of
+// the memory to them after the write of this part, or after its close.
 func TestStoresShareMemory(t *testing.T) {
 	for _, durability := range []Durability{Process, Replicated} {
 		synctest.Test(t, func(t *testing.T) { sharedMemory(t, durability) })
@@ -148,7 +148,7 @@ func sharedMemory(t *testing.T, durability Durability) {
 	shared := NewCaches(1<<20, memTable, stores)
 	defer shared.Close()
 	var all [stores]*Store
-	var flushes [stores]chan struct{} // with an element: none goes on
+	var flushes [stores]chan struct{} // with an element: no flush goes on
 	var full atomic.Bool
 	stop, goOn := func(store int) { flushes[store] <- struct{}{} }, func(store int) { <-flushes[store] }
 	for i := range all {
@@ -185,7 +185,7 @@ func sharedMemory(t *testing.T, durability Durability) {
 		return ended
 	}
 
-	alone := func(store int) { // the others wait for nothing, or not for much
+	alone := func(store int) { // the other stores wait for nothing, or for little
 		stop(store)
 		end := fill(store, much)
 		require.Equal(t, MemTables*memTable, memory(store))

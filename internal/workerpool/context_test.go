@@ -16,8 +16,8 @@ import (
 	"codeq/internal/workerpool"
 )
 
-// TestContextEnds: a handler's context says the same of its end whether it is
-// asked before or after it, and a derived one ends with it.
+// TestContextEnds: a handler's context reports the same end to a caller that asks before the end
+// and to one that asks after it. A derived context ends with it.
 func TestContextEnds(t *testing.T) {
 	cause := errors.New("the lease is lost")
 	for _, early := range []bool{true, false} {
@@ -46,8 +46,9 @@ func TestContextEnds(t *testing.T) {
 	}
 }
 
-// TestContextDeadline: a Timeout ends the context of a handler at its time, whether or not somebody
-// asked before, and whatever ends it later; a handler that has returned by then was not late.
+// TestContextDeadline: a Timeout ends the context of a handler at its time, with and without an
+// earlier caller of Done, and a later end changes nothing. A handler that has returned by then was
+// not late.
 func TestContextDeadline(t *testing.T) {
 	for _, early := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -83,8 +84,8 @@ func TestContextDeadline(t *testing.T) {
 	}
 }
 
-// TestContextEndsTwice: whoever ends a context finds it ended, and what derives from it, even if
-// another one is about to.
+// TestContextEndsTwice: after a call that ends a context, the caller finds the context and all
+// derived contexts ended, even if another call ends the context at the same time.
 func TestContextEndsTwice(t *testing.T) {
 	cause := errors.New("the lease is lost")
 	for range 200 {
@@ -109,7 +110,7 @@ func TestContextEndsTwice(t *testing.T) {
 	}
 }
 
-// TestWatchFarDeadline: a deadline at the end of time is not one that has passed.
+// TestWatchFarDeadline: a deadline at the end of time has not passed.
 func TestWatchFarDeadline(t *testing.T) {
 	for _, ahead := range []time.Duration{math.MaxInt64, math.MaxInt64 - time.Millisecond, math.MaxInt64 / 2} {
 		synctest.Test(t, func(t *testing.T) {
@@ -125,7 +126,8 @@ func TestWatchFarDeadline(t *testing.T) {
 	}
 }
 
-// TestWatch: a context is looked at that was not ended in time, and Run can wait for that.
+// TestWatch: the watch checks a context that has not ended in time, and Run can wait for this
+// check.
 func TestWatch(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	for name, end := range map[string]func(*workerpool.Context){

@@ -8,7 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestHeart: it beats from when it is woken until there is no reason to, again and again.
+// TestHeart: the heartbeat begins at a wakeup, and ends when there is no more reason for it, again
+// and again.
 func TestHeart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := NewHeartbeat()

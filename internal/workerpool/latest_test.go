@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestValue: a value is told at once, then the latest one after each interval, and never while it
-// is being told.
+// TestValue: the first value is reported at once, then the latest value after each interval, and
+// never during another report.
 func TestValue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var telling sync.WaitGroup
@@ -59,7 +59,7 @@ func TestValue(t *testing.T) {
 	})
 }
 
-// TestCloseBeforeTheNext: nobody waits for what is not told any more.
+// TestCloseBeforeTheNext: after Close, no caller waits for a report that does not come any more.
 func TestCloseBeforeTheNext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var telling sync.WaitGroup
@@ -82,7 +82,8 @@ func TestCloseBeforeTheNext(t *testing.T) {
 	})
 }
 
-// TestPanic: who waits for what is told does not wait for ever, and the next value is told.
+// TestPanic: after a panic in a report, a caller that waits for it goes on, and the next value is
+// reported.
 func TestPanic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var telling sync.WaitGroup

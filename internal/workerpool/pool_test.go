@@ -15,15 +15,15 @@ import (
 	"codeq/internal/workerpool"
 )
 
-// job is both what is claimed and the task.
+// job is both a claimed job and its task.
 type job struct {
 	workerpool.Context
-	done chan struct{} // closed when the handler may end; nil: at once
+	done chan struct{} // closes when the handler may end; nil: at once
 }
 
 type pool = workerpool.Pool[*job, *job]
 
-// host has jobs, and notes what becomes of them.
+// host has jobs, and notes their outcomes.
 type host struct {
 	pool       *pool
 	jobs       chan *job
@@ -87,7 +87,7 @@ func (h *host) GiveBack(jobs []*job) { h.left.Add(int64(len(jobs))) }
 func (h *host) TakeBack(*job)        { h.taken.Add(1) }
 func (h *host) Hurry()               { h.hurries.Add(1) }
 
-// run lets the pool work until stop is called, which returns how many handlers have not ended.
+// run runs the pool until a call of stop; stop returns the number of handlers that have not ended.
 func (h *host) run(t *testing.T) (stop func() int) {
 	ctx, cancel := context.WithCancel(t.Context())
 	over := make(chan struct{})
@@ -102,7 +102,8 @@ func (h *host) run(t *testing.T) (stop func() int) {
 	}
 }
 
-// TestPlaces: no more jobs are claimed than there are workers and a batch has, and each ends once.
+// TestPlaces: the pool claims no more jobs than it has workers, and no more than a batch at once.
+// Each job ends once.
 func TestPlaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(workerpool.Config{Workers: 8, Batch: 3, Grace: time.Second})
@@ -123,8 +124,8 @@ func TestPlaces(t *testing.T) {
 	})
 }
 
-// TestUntilEmpty: a pool ends by itself when there is nothing to claim and no job is at work, which
-// may add others.
+// TestUntilEmpty: a pool ends by itself when there is nothing to claim and no job runs: a running
+// job may add other jobs.
 func TestUntilEmpty(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(workerpool.Config{Workers: 4, Batch: 4, Grace: time.Second})
@@ -145,8 +146,8 @@ func TestUntilEmpty(t *testing.T) {
 	})
 }
 
-// TestDrain: handlers may go on for the grace period. Then their contexts end and their tasks are
-// taken away; whoever has not ended after as long again is counted.
+// TestDrain: handlers may go on for the grace period. Then the pool ends their contexts and takes
+// their tasks away. It counts the handlers that have not ended after a second grace period.
 func TestDrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(workerpool.Config{Workers: 3, Batch: 3, Grace: 10 * time.Second})
@@ -171,8 +172,8 @@ func TestDrain(t *testing.T) {
 	})
 }
 
-// TestDrainGivesBackWhatWaits: jobs that no worker has begun are given back, and a worker that was
-// stopped begins no other.
+// TestDrainGivesBackWhatWaits: the pool gives back jobs that no worker has begun, and a stopped
+// worker begins no other job.
 func TestDrainGivesBackWhatWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(workerpool.Config{Workers: 1, Batch: 2})
@@ -187,8 +188,8 @@ func TestDrainGivesBackWhatWaits(t *testing.T) {
 	})
 }
 
-// TestWorkersBegin: a worker begins when there is a job and no other is idle, so that the bound of
-// workers costs nothing.
+// TestWorkersBegin: a worker begins when there is a job and no other worker is idle. Therefore a
+// large bound of workers costs nothing.
 func TestWorkersBegin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(workerpool.Config{Workers: math.MaxInt, Batch: 10})
@@ -213,8 +214,8 @@ func TestWorkersBegin(t *testing.T) {
 	})
 }
 
-// TestDrainAwaitsOutcomes: outcomes that are being stored have the grace period, and are hurried
-// then.
+// TestDrainAwaitsOutcomes: the writes of outcomes have the grace period; then the pool hurries
+// them.
 func TestDrainAwaitsOutcomes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(workerpool.Config{Workers: 1, Batch: 1, Grace: 10 * time.Second})
@@ -230,7 +231,7 @@ func TestDrainAwaitsOutcomes(t *testing.T) {
 	})
 }
 
-// TestTaskIsTakenAway: a task has one outcome, whoever takes it.
+// TestTaskIsTakenAway: a task has one outcome, no matter which side takes it.
 func TestTaskIsTakenAway(t *testing.T) {
 	h := newHost(workerpool.Config{Workers: 1, Grace: time.Minute})
 	h.pool.Add([]*job{new(job)})
@@ -282,8 +283,9 @@ type failing struct{ host }
 
 func (*failing) Claim(context.Context, int) (int, error) { return 0, errClaim }
 
-// TestQuiet: a quiet pool ends the claims that wait, and claims nothing; jobs that are at work go
-// on. It is still when no claim is under way, with what that has added. Then it goes on.
+// TestQuiet: a quiet pool ends the waiting claims, and claims nothing; running jobs go on. The pool
+// is still when no claim is under way, and has the jobs that the last claims added. After Resume it
+// goes on.
 func TestQuiet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(workerpool.Config{Workers: 4, Batch: 4, Grace: time.Second})
@@ -318,7 +320,7 @@ func TestQuiet(t *testing.T) {
 	})
 }
 
-// lateHost has a job that comes when the claim for it has been given up.
+// lateHost has a job that comes after the pool has given up the claim for it.
 type lateHost struct {
 	host
 	claimed chan struct{}
@@ -331,8 +333,8 @@ func (h *lateHost) Claim(ctx context.Context, _ int) (int, error) {
 	return 1, nil
 }
 
-// TestStill: the pool is not still before a claim that is under way is over; Resume lets nobody
-// wait.
+// TestStill: the pool is not still before the end of each claim under way. Resume ends the wait for
+// it.
 func TestStill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &lateHost{claimed: make(chan struct{})}
@@ -371,7 +373,7 @@ func TestStill(t *testing.T) {
 	})
 }
 
-// brokenHost fails when a claim is given up.
+// brokenHost fails when the pool gives up a claim.
 type brokenHost struct{ host }
 
 func (h *brokenHost) Claim(ctx context.Context, _ int) (int, error) {
@@ -379,7 +381,7 @@ func (h *brokenHost) Claim(ctx context.Context, _ int) (int, error) {
 	return 0, errors.New("broken")
 }
 
-// TestQuietIsNoFailure: a claim that is given up does not end the pool.
+// TestQuietIsNoFailure: a given-up claim does not end the pool.
 func TestQuietIsNoFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := new(brokenHost)
