@@ -172,7 +172,7 @@ func TestClose(t *testing.T) {
 }
 
 // TestIdleLine: while claims wait, the line's claim at the other node goes on. When no claim waits
-// any more, it ends, and the next claim makes another one.
+// any more, the line's claim ends, and the next waiting claim makes another one.
 func TestIdleLine(t *testing.T) {
 	h := new(host)
 	inTable(t, h, func(t *testing.T, table *claimlines.Table) {

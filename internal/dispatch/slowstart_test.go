@@ -185,8 +185,8 @@ func TestRecoveredFromCrash(t *testing.T) {
 }
 
 // TestDrawnSuspects: the next place is for the drawn suspects, for any order of the requests. If
-// they do not want it for a moment, it is for all suspects. A claim that wants the drawn suspects
-// opens their shard.
+// these do not want the place for a moment, the place is for all suspects. A claim that wants the
+// drawn suspects opens their shard.
 func TestDrawnSuspects(t *testing.T) {
 	slow, now := new(SlowStart), time.Now()
 	var offers []suspects

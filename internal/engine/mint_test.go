@@ -100,7 +100,7 @@ func TestMinterResumes(t *testing.T) {
 
 // TestMinterSetBack: places of tasks that become ready again never go back, and lie behind all
 // places minted before. They differ by the millisecond. From the first reading of a wall clock that
-// is behind until this clock has caught up, they run at half the speed of time.
+// is behind until this clock has caught up, the places advance at half the speed of time.
 func TestMinterSetBack(t *testing.T) {
 	const hour = uint64(60 * 60 * 1000)
 	rapid.Check(t, func(t *rapid.T) {

@@ -494,7 +494,7 @@ func (m *model) pin(parent, child *modelTask) {
 }
 
 // adoptUnpinned takes in the ends of the retention of parents that children released without room:
-// it begins when there is room again.
+// this retention begins when there is room again.
 func (m *model) adoptUnpinned() {
 	for _, p := range m.unpinned {
 		at, _, err := m.shards[p.shard].find(p.id)

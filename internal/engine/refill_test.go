@@ -133,8 +133,8 @@ func TestFirstClaimReadsFewLanes(t *testing.T) {
 	r.settle()
 }
 
-// TestLanesWithoutTasksAreSkipped: a claim only looks once at lanes that lost their tasks before a
-// load.
+// TestLanesWithoutTasksAreSkipped: a claim looks only once at each lane that lost its tasks before
+// a load.
 func TestLanesWithoutTasksAreSkipped(t *testing.T) {
 	t.Parallel()
 	const tenants = 5000

@@ -379,7 +379,7 @@ func (w *world) name(id keys.ID) string {
 	return "a task without a name"
 }
 
-// id returns the ID of a task. REQUIRES: the task has been committed: before, it has no user.
+// id returns the ID of a task. REQUIRES: the task has been committed: before, no caller has its ID.
 func (w *world) id(name string) keys.ID {
 	id, ok := w.ids[name]
 	require.True(w.t, ok, "nothing is called %q", name)

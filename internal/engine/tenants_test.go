@@ -102,7 +102,7 @@ func TestTurnsOverShards(t *testing.T) {
 }
 
 // TestUnnamedTenantIsCounted: if there are other tenants in any shard, the table counts the tenant
-// "" like them. Without other tenants it costs nothing.
+// "" like them. Without other tenants, the tenant "" costs nothing.
 func TestUnnamedTenantIsCounted(t *testing.T) {
 	s := newSharded(t, 2)
 	s.in(0).produceFor("a", 0, 100, "")

@@ -153,7 +153,7 @@ func TestReserveIsBegun(t *testing.T) {
 }
 
 // TestReserveHasSpaceFirst: if the process may open no further file, the reserve still gets its
-// space. If there is no space, it opens one file.
+// space. If there is no space, the reserve opens one file.
 func TestReserveHasSpaceFirst(t *testing.T) {
 	for _, full := range []bool{false, true} {
 		disk, created := testkit.NewSmallDisk(1<<30), 0

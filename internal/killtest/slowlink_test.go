@@ -196,7 +196,7 @@ func residentBytes() int64 {
 	return resident * int64(os.Getpagesize())
 }
 
-// heapBytes is the heap of Go in it, with its free part.
+// heapBytes is the heap of Go within residentBytes, with the free part of the heap.
 func heapBytes() int64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)

@@ -233,7 +233,8 @@ func checkSuspects(t *testing.T, dir string, poison, good, attempts int) (most i
 }
 
 // TestPoisonousTask: a task that kills the process does not cause the death of its neighbours, for
-// any duration of it and of them: it alone is dead after MaxAttempts, and few starts more.
+// any duration of these tasks: only the poisonous task is dead, after MaxAttempts and few starts
+// more.
 func TestPoisonousTask(t *testing.T) {
 	t.Parallel()
 	crashes := 0
