@@ -13,10 +13,10 @@ import (
 	"codeq"
 )
 
-// BenchmarkBacklog compares a queue that was empty with one that has ten
-// million ready tasks, over four queues and three priorities: how fast single
-// calls of 32 producers store tasks, how fast single calls of 128 workers claim
-// and complete them, and how long it takes from Open to the first claim.
+// BenchmarkBacklog compares a queue that was empty with one that has ten million ready tasks, over
+// four queues and three priorities. It reports the rate at which 32 producers store tasks with
+// single calls, the rate at which 128 workers claim and complete them with single calls, and the
+// time from Open to the first claim.
 func BenchmarkBacklog(b *testing.B) {
 	const ready = 10_000_000
 	b.Run(fmt.Sprintf("ready=%d", ready), func(b *testing.B) {
@@ -111,9 +111,8 @@ func stored(b *testing.B, q *codeq.Queue) (total uint64) {
 	return total
 }
 
-// backlogRates produces for a quarter of the window and then claims for as
-// long, what was there before first. The queue has as many tasks afterwards as
-// before, or more.
+// backlogRates produces for a quarter of the window, and then claims for the same time. Claims take
+// the older tasks first. The queue has as many tasks afterwards as before, or more.
 func backlogRates(b *testing.B, q *codeq.Queue) (produces, claims float64) {
 	produces = ratePerSecond(b, producers, func(ctx context.Context, n int) error {
 		_, err := q.Produce(ctx, backlogTask(n))
@@ -131,8 +130,8 @@ func backlogRates(b *testing.B, q *codeq.Queue) (produces, claims float64) {
 	return produces, claims
 }
 
-// ratePerSecond lets callers call f for a quarter of the window, or until it
-// returns ErrEmpty.
+// ratePerSecond starts callers, which call f for a quarter of the window, or until f returns
+// ErrEmpty.
 func ratePerSecond(b *testing.B, callers int, f func(ctx context.Context, n int) error) float64 {
 	ctx := context.Background()
 	start := time.Now()
@@ -161,11 +160,10 @@ func ratePerSecond(b *testing.B, callers int, f func(ctx context.Context, n int)
 	return float64(total) / time.Since(start).Seconds()
 }
 
-// resetPeak makes the peak of the resident memory begin anew, on Linux.
+// resetPeak resets the peak of the resident memory, on Linux.
 func resetPeak() { _ = os.WriteFile("/proc/self/clear_refs", []byte("5"), 0) }
 
-// peak is the largest resident memory since resetPeak, in bytes; 0 where
-// /proc does not tell.
+// peak is the largest resident memory since resetPeak, in bytes; 0 if /proc does not say.
 func peak(b *testing.B) float64 {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {

@@ -20,19 +20,18 @@ import (
 
 var away = flag.Int64("away", 0, "cycles that BenchmarkCatchUp's third node misses; 0: 100,000, or 20,000 with -short")
 
-// BenchmarkCatchUp closes one of three nodes, which run in one process, lets the
-// others go on for -away cycles, and opens it again; then it goes on until as
-// many cycles have been completed once more. It fails if the node does not get
-// all that the leaders have after the end of the load. It reports
+// BenchmarkCatchUp closes one of three nodes, which run in one process. After -away cycles on the
+// other nodes it opens the node again, and runs for the same number of cycles. It fails if the node
+// does not have all entries of the leaders after the end of the load. It reports
 //
-//	catchup-s           from the call of Open until the node has what the leaders have
-//	missed-entries/s    entries of the logs that it had not, by that time
+//	catchup-s           from the call of Open until the node has the entries of the leaders
+//	missed-entries/s    entries of the logs that it missed, by that time
 //	cycles/s            of the others while one is away
-//	catchup-cycles/s    of the others meanwhile
-//	kept                the one by the other
+//	catchup-cycles/s    of the others during the catch-up
+//	kept                catchup-cycles/s divided by cycles/s
 //	log-MB, received-MB, store-MB
-//	                    the most that any node had on disk, of logs, of what was
-//	                    made and received to catch up, and of tasks
+//	                    the most that any node had on disk: of logs, of files that it
+//	                    made and received for the catch-up, and of tasks
 //	late-log-MB         the most log in the last quarter
 func BenchmarkCatchUp(b *testing.B) {
 	for _, d := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk} {
@@ -41,10 +40,10 @@ func BenchmarkCatchUp(b *testing.B) {
 }
 
 const (
-	// reach is how many entries a node that has caught up lags behind at the
-	// most: what is on its way under load.
+	// reach is the largest lag, in entries, of a node that has caught up: the entries that are
+	// under way during load.
 	reach = 32
-	// unknown is how many entries a leader counts as having applied while none answers.
+	// unknown is the number of applied entries that counts for a shard while no leader answers.
 	unknown = 1 << 40
 	// shortest is the least time over which a rate is measured.
 	shortest = time.Second
@@ -72,7 +71,7 @@ func catchUp(b *testing.B, d codeq.Durability) {
 	defer cancel()
 	sizes := watchSizes(ctx, &wg, b, c.dir, func() int64 { return l.completed.Load() * 8 / max(missed, 1) })
 
-	l.wait(missed / 10) // all three at work
+	l.wait(missed / 10) // all three nodes work
 	seen, lag := c.applied()
 	for ; lag >= unknown; seen, lag = c.applied() {
 		time.Sleep(10 * time.Millisecond)
@@ -81,7 +80,7 @@ func catchUp(b *testing.B, d codeq.Durability) {
 		b.Fatal(err)
 	}
 	begun := l.completed.Load()
-	l.wait(missed / 4) // until all shards are led again, and longer
+	l.wait(missed / 4) // longer than the election of all new leaders
 	alone := l.rate(b, func() bool { return l.completed.Load() < begun+missed })
 	reopened := time.Now()
 	c.open(2)
@@ -117,7 +116,7 @@ func catchUp(b *testing.B, d codeq.Durability) {
 	sizes.report(b)
 }
 
-// faultyLoad is the cycle, whose calls may fail when leaders change.
+// faultyLoad is the cycle. Its calls may fail when leaders change.
 type faultyLoad struct{ completed, failed atomic.Int64 }
 
 func (l *faultyLoad) produce(ctx context.Context, b *testing.B, q *codeq.Queue) {
@@ -140,8 +139,8 @@ func (l *faultyLoad) work(ctx context.Context, b *testing.B, q *codeq.Queue) {
 	}
 }
 
-// check reports whether a call has succeeded, and fails the benchmark if the
-// error is not one of a change of leaders.
+// check reports whether a call has succeeded, and fails the benchmark if a change of leaders does
+// not explain the error.
 func (l *faultyLoad) check(ctx context.Context, b *testing.B, err error) bool {
 	if err == nil || ctx.Err() != nil {
 		return err == nil
@@ -212,8 +211,8 @@ func (c *nodes) open(i int) {
 	c.queues[i] = q
 }
 
-// applied is how many entries the leaders of all shards have applied, and how
-// many of these the third node has not.
+// applied returns the number of entries that the leaders of all shards have applied, and the number
+// of these that the third node has not applied.
 func (c *nodes) applied() (all, lag uint64) {
 	status, err := c.queues[0].ClusterStatus(context.Background())
 	if err != nil {
@@ -234,10 +233,11 @@ func (c *nodes) applied() (all, lag uint64) {
 	return all, lag
 }
 
-// sizes is what the directories of nodes have held at the most, in bytes.
+// sizes has the largest sizes of the directories of nodes, in bytes.
 type sizes struct{ log, received, store, late int64 }
 
-// watchSizes looks until ctx ends. phase is 16 from when the last quarter begins.
+// watchSizes reads the sizes until ctx ends. phase returns 16 from the beginning of the last
+// quarter.
 func watchSizes(ctx context.Context, wg *sync.WaitGroup, b *testing.B, dir string, phase func() int64) *sizes {
 	s := new(sizes)
 	wg.Go(func() {

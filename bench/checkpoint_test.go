@@ -14,9 +14,9 @@ import (
 	"codeq"
 )
 
-// pauses is a logger's handler that keeps for how long shards stood still.
+// pauses is a logger's handler that keeps the times for which shards stood still.
 type pauses struct {
-	slog.Handler // of groups, which nobody makes
+	slog.Handler // for WithGroup, which is not called
 	mu           sync.Mutex
 	took         []time.Duration
 }
@@ -35,9 +35,9 @@ func (p *pauses) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// BenchmarkCheckpoint is for how long the shards stand still for a Checkpoint,
-// and how long the call takes, while 10 producers and Run are at work, with
-// nothing and with a million ready tasks behind.
+// BenchmarkCheckpoint measures the time for which the shards stand still for a Checkpoint, and the
+// time of the call, while 10 producers and Run work, with no backlog and with a million ready
+// tasks.
 func BenchmarkCheckpoint(b *testing.B) {
 	for _, backlog := range []int{0, 1_000_000} {
 		for _, shards := range []int{1, 2} {

@@ -8,9 +8,9 @@ import (
 	"codeq"
 )
 
-// BenchmarkChildren is the children of one task that exists already: 3,000 that are
-// produced by one call each, until they are ready after the parent's end; and
-// 300,000 (30,000 with -short) that are told of its end, until all are ready.
+// BenchmarkChildren measures the children of one task that exists already: 3,000 children from one
+// call each, until they are ready after the parent's end; and 300,000 (30,000 with -short) from the
+// parent's end until all are ready.
 func BenchmarkChildren(b *testing.B) {
 	told := 300_000
 	if testing.Short() {

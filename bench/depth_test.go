@@ -18,17 +18,17 @@ import (
 
 var depthBacklog = flag.Int("depth.backlog", 0, "BenchmarkDepth: one more backlog, in tasks, and as many keys behind")
 
-// BenchmarkDepth is each feature behind a backlog: 400,000 tasks (40,000 with -short) that use it
-// are produced in batches of 1,000 by four callers, and then worked off by Run with 128 workers; at
-// backlog 0 Run works while they are produced. One caller beside them produces to another queue
-// every 2 ms. Of the backlog that -depth.backlog adds, no more than the first 2,000,000 tasks are
-// worked off, but all where tasks go on behind the others (workload.FeatureLoad.Worked). With that
-// flag, key-1h-behind=N is key-1h after N other tasks with keys for an hour have been produced and
-// worked off.
+// BenchmarkDepth measures each feature behind a backlog. Four callers produce 400,000 tasks (40,000
+// with -short) that use the feature, in batches of 1,000; then Run with 128 workers works them off.
+// At backlog 0 Run works during the production. One more caller produces to another queue every 2
+// ms. From the backlog that -depth.backlog adds, only the first 2,000,000 tasks are worked off, but
+// all if tasks go on behind the others (workload.FeatureLoad.Worked). With that flag,
+// key-1h-behind=N is key-1h after the production and the end of N other tasks with keys for an
+// hour.
 //
 // The rows of three nodes are of a cluster in this process, with callers and workers spread over
-// the nodes: memory and blocks are those of all nodes. What is reported as of-plain is a part of
-// the row "plain" of the same run and backlog.
+// the nodes: memory and blocks are those of all nodes. The metric of-plain is relative to the row
+// "plain" of the same run and backlog.
 func BenchmarkDepth(b *testing.B) {
 	tasks := 400_000
 	if testing.Short() {
@@ -68,7 +68,7 @@ func depthLoad(feature string, tasks int) workload.FeatureLoad {
 	return workload.FeatureLoad{Feature: workload.FeatureNamed(feature), Tasks: tasks, Workers: workers}
 }
 
-// depthRows are all features, and returns what plain tasks have done.
+// depthRows runs all features, and returns the result of plain tasks.
 func depthRows(b *testing.B, name string, open func(*testing.B) []*codeq.Queue, tasks int, stocked bool) (plain workload.FeatureResult) {
 	for _, f := range workload.Features() {
 		r := depthRow(b, name+f.Name, open, depthLoad(f.Name, tasks), 0, stocked, plain)
@@ -136,7 +136,7 @@ func depth(b *testing.B, l workload.FeatureLoad, stocked bool) workload.FeatureR
 	return r
 }
 
-// depthCache is what the caches of all nodes have found and not found, and their bytes.
+// depthCache returns the hits, misses and bytes of the caches of all nodes.
 func depthCache(b *testing.B, queues []*codeq.Queue) (hits, misses, bytes int64) {
 	for _, q := range queues {
 		st, err := q.StorageStats()
@@ -148,8 +148,8 @@ func depthCache(b *testing.B, queues []*codeq.Queue) (hits, misses, bytes int64)
 	return hits, misses, bytes
 }
 
-// produceBeside produces to a queue of its own every 2 ms until ctx ends, and then says how long
-// that took.
+// produceBeside produces to a queue of its own every 2 ms until ctx ends, and then returns the
+// times of the calls.
 func produceBeside(ctx context.Context, q *codeq.Queue) <-chan workload.Latencies {
 	took := make(chan workload.Latencies, 1)
 	go func() {
@@ -215,9 +215,9 @@ func BenchmarkDepthDead(b *testing.B) {
 	}
 }
 
-// BenchmarkDepthLarge is what a caller beside waits, who produces small tasks to another queue,
-// while others produce large operations for 10 s: batches of 1,000 tasks of 8 KiB by four callers,
-// single payloads of 4 MiB and of 32 MiB by one.
+// BenchmarkDepthLarge measures the waits of a caller that produces small tasks to another queue
+// while other callers produce large operations for 10 s: batches of 1,000 tasks of 8 KiB from four
+// callers, single payloads of 4 MiB and of 32 MiB from one.
 func BenchmarkDepthLarge(b *testing.B) {
 	for _, load := range []struct {
 		name                 string
@@ -273,8 +273,8 @@ func BenchmarkDepthLarge(b *testing.B) {
 	}
 }
 
-// BenchmarkDepthDue is how late tasks run that are due evenly over 30 s, 10,000 and 100,000 a
-// second (over 3 s with -short), all produced before.
+// BenchmarkDepthDue measures the delay of scheduled tasks. They are due evenly over 30 s (3 s with
+// -short), 10,000 and 100,000 a second, and all produced before.
 func BenchmarkDepthDue(b *testing.B) {
 	seconds := 30
 	if testing.Short() {
@@ -292,7 +292,7 @@ func BenchmarkDepthDue(b *testing.B) {
 				}
 			}()
 			n := rate * seconds
-			first := time.Now().Add(time.Second + time.Duration(n)*4*time.Microsecond) // when all are produced
+			first := time.Now().Add(time.Second + time.Duration(n)*4*time.Microsecond) // after all produces
 			produceDue(b, q, n, rate, first)
 			if wait := time.Until(first); wait < 0 {
 				b.Fatalf("produced %v after the first was due", -wait)
@@ -326,7 +326,7 @@ func BenchmarkDepthDue(b *testing.B) {
 	}
 }
 
-// produceDue produces n tasks by four callers, of which rate are due each second from first on.
+// produceDue produces n tasks with four callers. From first on, rate of them are due each second.
 func produceDue(b *testing.B, q *codeq.Queue, n, rate int, first time.Time) {
 	const callers, size = 4, 1000
 	var callersDone sync.WaitGroup

@@ -11,9 +11,9 @@ import (
 	"codeq/internal/inspect"
 )
 
-// BenchmarkDueAtOnce stores tasks that are all due at one millisecond, lets the
-// clock reach it, and measures how long it takes until all are ready, and how
-// long single cycles of another queue take meanwhile. Then one worker takes all of them.
+// BenchmarkDueAtOnce stores tasks that are all due at one millisecond. It measures the time from
+// then until all are ready, and the time of single cycles of another queue during it. Then one
+// worker takes all of them.
 func BenchmarkDueAtOnce(b *testing.B) {
 	for _, load := range []struct{ tasks, bytes int }{{1_000_000, 100}, {10_000, 64 << 10}} {
 		for _, shards := range []int{1, 2} {
@@ -76,8 +76,8 @@ func dueAtOnce(b *testing.B, tasks, bytes, shards int) {
 	b.ReportMetric(float64(worst.Microseconds())/1e3, "other-cycle-max-ms")
 }
 
-// untilReady does single cycles of another queue until all tasks are ready. It returns how long
-// after start they are, and how many cycles there were and the longest took.
+// untilReady does single cycles of another queue until all tasks are ready. It returns the time
+// from start until then, the number of cycles, and the time of the longest one.
 func untilReady(b *testing.B, q *codeq.Queue, tasks int, start time.Time) (took time.Duration, cycles int, worst time.Duration) {
 	for {
 		begin := time.Now()

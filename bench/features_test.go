@@ -52,8 +52,8 @@ func BenchmarkFeatures(b *testing.B) {
 	}
 }
 
-// BenchmarkFairness begins with one tenant with a million waiting tasks, and a hundred
-// that arrive with one each: after how many claims have these been served?
+// BenchmarkFairness begins with one tenant with a million waiting tasks. Then a hundred tenants
+// arrive, with one task each. It reports the number of claims until these are served.
 func BenchmarkFairness(b *testing.B) {
 	const late = 100
 	waiting := 1_000_000

@@ -63,7 +63,7 @@ func measure(b *testing.B, l workload.Load, d workload.Driver) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	b.ReportMetric(0, "ns/op") // the run is as long as the window
+	b.ReportMetric(0, "ns/op") // -window sets the length of the run
 	if res.FellBehind() {
 		b.Skipf("discarded: completions fell behind: %d created, %d completed in %v", res.Created, res.Completed, res.Elapsed)
 	}
@@ -95,9 +95,8 @@ func startProfiles(b *testing.B) (stop func()) {
 	}
 }
 
-// reportSteps reports how long the longest step of an owner has taken since Open, in ms: of those
-// that look after what is stored, of those that decide and serve what callers ask for, and of
-// commits.
+// reportSteps reports the longest steps of an owner since Open, in ms: of the upkeep of the store,
+// of the decisions and answers for callers, and of commits.
 func reportSteps(b *testing.B, queues ...*codeq.Queue) {
 	var shards []codeq.ShardStorage
 	for _, q := range queues {

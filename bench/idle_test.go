@@ -12,8 +12,8 @@ import (
 	"codeq/bench/workload"
 )
 
-// BenchmarkIdle is what an open queue costs that nobody uses, in percent of one
-// core: two shards, a waiting claim, a lease and a scheduled task far away.
+// BenchmarkIdle is the cost of an idle open queue, in percent of one core: two shards, a waiting
+// claim, a long lease and a scheduled task that is not due.
 func BenchmarkIdle(b *testing.B) {
 	q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: 2, Durability: codeq.DurabilityProcess})
 	if err != nil {
@@ -43,8 +43,7 @@ func BenchmarkIdle(b *testing.B) {
 	}
 }
 
-// BenchmarkIdleCluster is what three open nodes in one process cost that nobody uses, in percent of
-// one core.
+// BenchmarkIdleCluster is the cost of three idle nodes in one process, in percent of one core.
 func BenchmarkIdleCluster(b *testing.B) {
 	for _, shards := range []int{1, 3, 8, 32} {
 		b.Run(fmt.Sprintf("shards=%d", shards), func(b *testing.B) {
@@ -54,7 +53,7 @@ func BenchmarkIdleCluster(b *testing.B) {
 	}
 }
 
-// reportIdle reports what the process uses, in percent of one core.
+// reportIdle reports the processor time of the process, in percent of one core.
 func reportIdle(b *testing.B) {
 	time.Sleep(*warmup)
 	stopProfiles := startProfiles(b)

@@ -9,10 +9,10 @@ import (
 	"codeq"
 )
 
-// BenchmarkInfo is a dashboard that asks for all of 10,000 queues, or for one with 100,000 tenants:
-// how long the first Info takes after Open, a later one, and how long a group of a shard's owner
-// takes meanwhile: 999 of 1000 at the most, and the longest, in which the process may have waited
-// for a processor.
+// BenchmarkInfo is a dashboard that asks for all of 10,000 queues, or for one with 100,000 tenants.
+// It reports the time of the first Info after Open, the time of a later one, and the times of the
+// groups of a shard's owner during them: the 99.9th percentile and the longest. The longest may
+// include a wait of the process for a processor.
 func BenchmarkInfo(b *testing.B) {
 	b.Run("queues", func(b *testing.B) {
 		info(b, 10_000, func(n int) codeq.Task { return codeq.Task{Queue: fmt.Sprint("queue ", n)} })

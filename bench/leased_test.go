@@ -77,9 +77,9 @@ func stock(b *testing.B, q *codeq.Queue, queue string, n int) (ids []codeq.ID) {
 	return ids
 }
 
-// BenchmarkLeasedEnd is 1,000,000 leases (100,000 with -short) that all end at once, as their
-// process has: how long after Open all tasks are ready, and how long single cycles of
-// another queue take meanwhile.
+// BenchmarkLeasedEnd is 1,000,000 leases (100,000 with -short) that all end at once, since their
+// process has ended. It reports the time from Open until all tasks are ready, and the time of
+// single cycles of another queue during it.
 func BenchmarkLeasedEnd(b *testing.B) {
 	leases := 1_000_000
 	if testing.Short() {

@@ -24,10 +24,10 @@ const (
 )
 
 // BenchmarkLongHandlers is BenchmarkClusterRun, at *process* with three shards, beside handlers
-// that last for five leases of a second each: none, and 1,000 on each node (100 with -short), whose
-// leases are renewed three times a second. In a cluster a renewal is stored. First the handlers are
-// alone for half of the window. It fails if one of them loses its lease. It reports, beside what
-// BenchmarkClusterRun does,
+// that last for five leases of a second each: none, and 1,000 on each node (100 with -short). Their
+// leases are renewed three times a second. In a cluster a renewal is stored. First the handlers run
+// alone for half of the window. The benchmark fails if one of them loses its lease. It reports,
+// beside the metrics of BenchmarkClusterRun,
 //
 //	renewals/s     of leases, in all
 //	log-B/renewal  bytes of Raft's log on one node, while the handlers are alone
@@ -68,7 +68,8 @@ func longHandlers(b *testing.B, each int) {
 	b.ReportMetric(float64(each*nodes)*3/longLease.Seconds(), "renewals/s")
 }
 
-// beginLong lets so many long handlers run on each node: each one that ends makes the next one.
+// beginLong runs the given number of long handlers on each node. Each handler produces the next
+// task at its end.
 func beginLong(b *testing.B, queues []*codeq.Queue, each int) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running atomic.Int64

@@ -9,7 +9,7 @@ import (
 )
 
 // BenchmarkObserver is BenchmarkFullCycle and BenchmarkRun without an Observer, and with one that
-// adds up what it is told.
+// adds up its counters.
 func BenchmarkObserver(b *testing.B) {
 	for _, observed := range []bool{false, true} {
 		open := func(b *testing.B) *codeq.Queue {

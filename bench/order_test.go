@@ -12,10 +12,10 @@ import (
 	"codeq"
 )
 
-// BenchmarkOrder takes a backlog of random priorities out of a queue of several shards, and
-// reports how many claims passed over a task of a higher priority (urgent-passed-%), or
-// of the same priority that had been produced before (older-passed-%), and how many such
-// tasks a claim passed over on average.
+// BenchmarkOrder takes a backlog of random priorities out of a queue of several shards. It reports
+// the share of claims that passed over a task of a higher priority (urgent-passed-%), or an older
+// task of the same priority (older-passed-%), and the number of such tasks for each claim on
+// average.
 func BenchmarkOrder(b *testing.B) {
 	const tasks = 20_000
 	for _, shards := range []int{1, 2, 4} {
@@ -52,7 +52,7 @@ func measureOrder(b *testing.B, tasks, shards, callers, size int) {
 	}
 	var (
 		mu    sync.Mutex
-		order []int // in which claims returned the tasks
+		order []int // of the tasks that claims returned
 		wg    sync.WaitGroup
 	)
 	for range callers {
@@ -74,7 +74,7 @@ func measureOrder(b *testing.B, tasks, shards, callers, size int) {
 	if len(order) != tasks {
 		b.Fatalf("%d of %d tasks were claimed", len(order), tasks)
 	}
-	// The tasks that come after one, and ought to have come before it, are counted from the end.
+	// For each task, count the later tasks that should have come before it. Begin at the end.
 	urgent, older, passed := 0, 0, 0
 	var later [10][]int // by priority, the tasks that come later, sorted
 	for _, n := range slices.Backward(order) {

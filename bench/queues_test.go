@@ -11,10 +11,10 @@ import (
 	"codeq"
 )
 
-// BenchmarkIdleQueues is what 1,000,000 queues cost (100,000 with -short): emptied, when each
+// BenchmarkIdleQueues is the cost of 1,000,000 queues (100,000 with -short): emptied, after each
 // has had a task, and stocked, while each has one. It reports the heap for each queue, the time of
-// a Stats, what a produce waits beside it at the most, the time of Open, and that from Open to the
-// first task that is claimed.
+// a Stats, the longest wait of a produce beside it, the time of Open, and the time from Open to the
+// first claimed task.
 func BenchmarkIdleQueues(b *testing.B) {
 	queues := 1_000_000
 	if testing.Short() {
@@ -77,8 +77,8 @@ func idleQueues(b *testing.B, queues int, empty bool) {
 	}
 }
 
-// BenchmarkLeasedOpen opens a queue with 1,000,000 leases (100,000 with -short), which are in
-// force for long, and claims the first task behind them.
+// BenchmarkLeasedOpen opens a queue with 1,000,000 long leases (100,000 with -short), and claims
+// the first task behind them.
 func BenchmarkLeasedOpen(b *testing.B) {
 	leases := 1_000_000
 	if testing.Short() {

@@ -9,8 +9,8 @@ import (
 	"codeq"
 )
 
-// BenchmarkReads makes calls that write nothing on the node that leads the only shard of three.
-// Before an answer a leader makes sure that it still is one.
+// BenchmarkReads makes calls that write nothing on the node that leads the only shard of three. A
+// leader checks that it still leads before it answers.
 func BenchmarkReads(b *testing.B) {
 	ctx := context.Background()
 	c := newNodes(b, codeq.Options{Shards: 1, Durability: codeq.DurabilityProcess})

@@ -7,9 +7,8 @@ import (
 	"codeq/bench/workload"
 )
 
-// BenchmarkRun is 32 producers with ProduceBatch of 64 tasks, and Run with 128
-// workers whose handler does nothing. Producers wait for the workers, as a
-// service with back-pressure does.
+// BenchmarkRun is 32 producers with ProduceBatch of 64 tasks, and Run with 128 workers. The handler
+// does nothing. Producers wait for the workers, as a service with back-pressure does.
 func BenchmarkRun(b *testing.B) {
 	forEach(b, func(b *testing.B, q *codeq.Queue) {
 		measure(b, workload.Load{Batch: batch, Backlog: 2 * producers * batch}, workload.Runner{Queues: []*codeq.Queue{q}})

@@ -9,9 +9,9 @@ import (
 	"codeq"
 )
 
-// BenchmarkQueues is Run with 128 workers over one queue and over 10,000 of them, with the
-// same 1,000,000 tasks in all (200,000 with -short) that are there when it begins: its
-// tasks/s over many queues as a part of those over one are asked to be 0.5 or more.
+// BenchmarkQueues is Run with 128 workers over one queue and over 10,000 of them, with the same
+// 1,000,000 tasks in all (200,000 with -short), which are there when it begins. The goal: the
+// tasks/s over many queues are at least half of those over one.
 func BenchmarkQueues(b *testing.B) {
 	tasks := 1_000_000
 	if testing.Short() {
@@ -28,7 +28,8 @@ func BenchmarkQueues(b *testing.B) {
 	}
 }
 
-// runQueues lets Run work off tasks that are spread over queues; the timer runs meanwhile.
+// runQueues works off tasks with Run. The tasks are spread over queues. The timer measures only
+// Run.
 func runQueues(b *testing.B, queues, tasks int) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()

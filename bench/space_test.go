@@ -22,20 +22,19 @@ var (
 	spaceTrace   = flag.Bool("space.trace", false, "log what BenchmarkSpace sees while it drains")
 )
 
-// spaceRow is one way in which what is stored comes to be of no use.
+// spaceRow is one way to make stored data obsolete.
 type spaceRow struct {
 	name  string
 	task  func(n int) codeq.Task
 	opts  codeq.Options
 	fails error                                     // of each task
 	end   func(context.Context, *codeq.Queue) error // after the drain; nil: nothing
-	live  int64                                     // bytes that stay after the drain, out of 1,000 of what was produced
+	live  int64                                     // bytes left after the drain, of 1,000 produced
 }
 
-// BenchmarkSpace fills a queue and drains it, and looks at how much of the disk its tables
-// take: the most beyond what is live while it is drained, after a rest, and when
-// it has been opened again and has rested. At default options, with payloads that cannot be
-// compressed.
+// BenchmarkSpace fills a queue and drains it, and measures the disk space of its tables: the most
+// beyond the live data during the drain, after a rest, and after another Open and a rest. It uses
+// default options, and payloads that cannot be compressed.
 func BenchmarkSpace(b *testing.B) {
 	plain := func(int) codeq.Task { return codeq.Task{Queue: queueName} }
 	for _, row := range []spaceRow{
@@ -89,7 +88,7 @@ func (row *spaceRow) run(b *testing.B) {
 	ended := make(chan error, 1)
 	began = time.Now()
 	go func() { ended <- q.Run(running, mux, &codeq.RunOptions{Concurrency: 128}) }()
-	var most int64 // of the tables beyond 1.3 times what is live
+	var most int64 // of the tables beyond 1.3 times the live data
 	last, moved := int64(0), began
 	for tick := 0; done.Load() < int64(tasks); tick++ {
 		select {
@@ -156,7 +155,7 @@ func (row *spaceRow) run(b *testing.B) {
 	b.ReportMetric(mb(du(b, dir)), "files-MB")
 }
 
-// space is what the stores of a queue hold, in bytes.
+// space has the sizes of a queue's stores, in bytes.
 type space struct{ disk, tables, dead, log, flushes, compacted, l0 int64 }
 
 func (s space) String() string {

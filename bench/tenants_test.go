@@ -14,14 +14,13 @@ import (
 	"codeq/bench/workload"
 )
 
-// drainTime bounds how long a benchmark of a backlog drains it: rates are those
-// until then.
+// drainTime is the longest time for the drain of a backlog. Rates are those until then.
 const drainTime = 20 * time.Second
 
-// BenchmarkTenants drains a million tasks (with -short, a hundred thousand) that are
-// spread over tenants, by Run with 128 workers: what memory holds is the same, so
-// that of many tenants only the next few tasks are in memory. of-one is the rate as a share
-// of that of one tenant with the same payload; open-ms is from the call of Open to the first claim.
+// BenchmarkTenants drains a million tasks (with -short, a hundred thousand) that are spread over
+// tenants, with Run and 128 workers. The number of tasks in memory is the same in all rows, so many
+// tenants have only their next few tasks there. of-one is the rate relative to one tenant with the
+// same payload; open-ms is the time from the call of Open to the first claim.
 func BenchmarkTenants(b *testing.B) {
 	tasks, counts := 1_000_000, []int{1, 10_000, 1_000_000}
 	if testing.Short() {
@@ -65,8 +64,7 @@ func BenchmarkTenants(b *testing.B) {
 	}
 }
 
-// drain runs workers until so many tasks are done. heap is what the process had in
-// use in the middle.
+// drain runs workers until so many tasks are done. heap is the memory in use in the middle.
 func drain(b *testing.B, q *codeq.Queue, tasks int) (rate float64, heap uint64) {
 	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
 	defer cancel()
@@ -123,9 +121,8 @@ func closeQueue(b *testing.B, q *codeq.Queue) {
 	}
 }
 
-// BenchmarkTenantsCalls lets eight workers claim and complete by single calls, from
-// tenants with 1,500 tasks of 100 bytes each: more than memory holds from three
-// hundred tenants on.
+// BenchmarkTenantsCalls is eight workers that claim and complete with single calls. Each tenant has
+// 1,500 tasks of 100 bytes: from three hundred tenants on, more than memory holds.
 func BenchmarkTenantsCalls(b *testing.B) {
 	for _, tenants := range []int{100, 300, 1000} {
 		b.Run(fmt.Sprintf("tenants=%d", tenants), func(b *testing.B) {
@@ -202,7 +199,8 @@ func BenchmarkQueuesBeside(b *testing.B) {
 	}
 }
 
-// cycleRate is how many tasks a second workers do by single calls, for a quarter of the window.
+// cycleRate returns the tasks a second that workers do with single calls, for a quarter of the
+// window.
 func cycleRate(b *testing.B, q *codeq.Queue, workers int, queue func(worker int) string, produce bool) float64 {
 	ctx, cancel := context.WithTimeout(context.Background(), *window/4)
 	defer cancel()

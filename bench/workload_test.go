@@ -13,7 +13,7 @@ import (
 	"codeq/bench/workload"
 )
 
-// Each feature leaves nothing but what it keeps, stocked or not.
+// TestFeatures: each feature leaves only its kept tasks, stocked or not.
 func TestFeatures(t *testing.T) {
 	for _, f := range workload.Features() {
 		t.Run(f.Name, func(t *testing.T) {
@@ -86,7 +86,7 @@ func TestClusterThatIsGivenUpIsClosed(t *testing.T) {
 	}
 }
 
-// freeAddress is an address at which nobody listens.
+// freeAddress is an address without a listener.
 func freeAddress(t *testing.T) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

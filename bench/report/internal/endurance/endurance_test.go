@@ -112,8 +112,7 @@ func TestJudge(t *testing.T) {
 		}
 	}))
 
-	// Noise is not growth; what grows while the queue is open is, and what grows
-	// with every life.
+	// Noise is not growth. Growth while the queue is open is, and growth with every life.
 	require.Empty(t, failures(func(i int, s *sample) { s.Resident += 20e6 * math.Sin(float64(i)) }))
 	require.Equal(t, []string{"2 producers, 14 B: memory: at most 610 MB in the second half of the first life, after 355 MB; at most 1.25 times that and 16.8 MB"},
 		failures(func(i int, s *sample) { s.Resident = 100e6 + 5.1e6*float64(i%100+1) }))

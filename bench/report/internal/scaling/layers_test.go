@@ -55,9 +55,8 @@ func TestClassify(t *testing.T) {
 	}
 }
 
-// TestPrefixesAreOfFunctions: what stacks are searched for exists in the code that this
-// program consists of, so that a function that is renamed does not silently
-// fall to another layer.
+// TestPrefixesAreOfFunctions: each prefix for the search in stacks exists in the code of this
+// program. So a renamed function does not silently fall to another layer.
 func TestPrefixesAreOfFunctions(t *testing.T) {
 	var prefixes []string
 	for _, file := range []string{"layers.go", "attribute.go"} {
