@@ -44,7 +44,7 @@ func observe(t *testing.T, opts codeqotel.Options) *telemetry {
 	return o
 }
 
-// named returns the spans of a name, in the order in which they ended.
+// named returns the spans of a name, in the order of their ends.
 func (o *telemetry) named(name string) (spans []tracetest.SpanStub) {
 	for _, s := range o.spans.GetSpans() {
 		if s.Name == name {
@@ -62,8 +62,8 @@ func attributesOf(s tracetest.SpanStub) map[string]any {
 	return attrs
 }
 
-// points returns the data points of a metric, by their attributes: the sum of a counter, how many
-// values a histogram has.
+// points returns the data points of a metric, by their attributes: the sum of a counter, the count
+// of a histogram.
 func (o *telemetry) points(t *testing.T, name string) map[string]int64 {
 	var data metricdata.ResourceMetrics
 	require.NoError(t, o.reader.Collect(t.Context(), &data))
@@ -167,8 +167,8 @@ func TestSameTrace(t *testing.T) {
 	})
 }
 
-// TestFailures: an error is in the span and in the metrics, with the verdict; a task that is given
-// back has none.
+// TestFailures: an error is in the span and in the metrics, with the verdict. A task that the
+// worker gives back has no error.
 func TestFailures(t *testing.T) {
 	opts := &codeq.Options{MaxAttempts: 2, Backoff: codeq.Backoff{Base: time.Second, Max: time.Second}}
 	codeqtest.Test(t, opts, func(t *testing.T, q *codeqtest.Queue) {
@@ -254,7 +254,7 @@ func TestBatches(t *testing.T) {
 	}), sent)
 }
 
-// TestDefaults: without options, and without providers, nothing is lost but the telemetry.
+// TestDefaults: without options and without providers, only the telemetry is lost.
 func TestDefaults(t *testing.T) {
 	q := codeqtest.Open(t, nil)
 	otel, err := codeqotel.New(nil)
@@ -323,8 +323,8 @@ type namedError string
 func (e namedError) Error() string     { return "failed" }
 func (e namedError) ErrorType() string { return string(e) }
 
-// TestErrorsOfHandlers: whatever a handler returns, its attempt ends as without the middleware, and
-// the span has a text in UTF-8, without the stack of a panic.
+// TestErrorsOfHandlers: with any error of a handler, its attempt ends as without the middleware.
+// The span has a text in UTF-8, without the stack of a panic.
 func TestErrorsOfHandlers(t *testing.T) {
 	codeqtest.Test(t, &codeq.Options{MaxAttempts: 1}, func(t *testing.T, q *codeqtest.Queue) {
 		o := observe(t, codeqotel.Options{})

@@ -57,8 +57,8 @@ func openIn(b *testing.B, opts codeq.Options) *codeq.Queue {
 	return q
 }
 
-// BenchmarkScrape is a scrape of so many queues, each with a ready task: the whole, as Prometheus
-// asks for it, and how long a group of the shard's owner has taken meanwhile (99.9 % of them).
+// BenchmarkScrape measures a full scrape, as by Prometheus, of so many queues with one ready task
+// each. It also reports the time of the shard owner's groups during the scrape (99.9th percentile).
 func BenchmarkScrape(b *testing.B) {
 	for _, queues := range []int{10, 200, 10_000} {
 		b.Run(fmt.Sprint("queues=", queues), func(b *testing.B) {
@@ -114,10 +114,10 @@ type watching struct {
 }
 
 // BenchmarkWatched is 32 producers and 128 workers that make single calls of Produce, Claim and
-// Complete, on a queue that nobody watches, and on others that are watched: by an Observer, by
-// Prometheus, and by people who look at the dashboard as well. All are loaded in turn, in each of
-// the rounds. It tells medians of the rates, of their ratios to the first one, and of the processor
-// time that a cycle takes, with that of Prometheus' and the viewers' requests.
+// Complete: on a queue without monitoring, on one with an Observer, on one that Prometheus scrapes
+// as well, and on one that also has viewers of the dashboard. Each round loads all queues in turn.
+// It reports medians of the rates, of their ratios to the first one, and of the processor time for
+// a cycle, with the requests of Prometheus and the viewers.
 func BenchmarkWatched(b *testing.B) {
 	ways := []watching{
 		{name: "alone"}, {name: "observed", observed: true}, {name: "scraped", observed: true, scraped: true},
@@ -130,7 +130,7 @@ func BenchmarkWatched(b *testing.B) {
 	rates, ratios, costs := make([][]float64, len(ways)), make([][]float64, len(ways)), make([][]float64, len(ways))
 	for round := range *rounds {
 		for i := range loads {
-			if round%2 == 1 { // what comes later may find a slower disk
+			if round%2 == 1 { // later loads may find a slower disk
 				i = len(loads) - 1 - i
 			}
 			res := loads[i].measure(b)
@@ -157,7 +157,7 @@ func median(all []float64) float64 {
 	return (all[(len(all)-1)/2] + all[len(all)/2]) / 2
 }
 
-// watchedLoad is a queue, and what watches it.
+// watchedLoad is a queue and its monitoring.
 type watchedLoad struct {
 	watching
 	q          *codeq.Queue

@@ -34,7 +34,7 @@ func watched(t *testing.T, opts *codeqprom.Options, of codeq.Options, test func(
 	})
 }
 
-// told waits until the Observer knows what has happened in the bubble.
+// told waits until the Observer has all changes of the bubble.
 func told() {
 	time.Sleep(time.Second)
 	synctest.Wait()
@@ -181,9 +181,9 @@ func TestCollector(t *testing.T) {
 	})
 }
 
-// TestSteps: the histogram of upkeep has that of all shards, and how long it took.
+// TestSteps: the histogram of upkeep has the count and the time of the steps of all shards.
 func TestSteps(t *testing.T) {
-	q := codeqtest.Open(t, &codeq.Options{Shards: 2}) // in no bubble, where upkeep takes no time
+	q := codeqtest.Open(t, &codeq.Options{Shards: 2}) // not in a bubble: there upkeep takes no time
 	c := codeqprom.New(nil)
 	c.Watch(q.Queue)
 	for range 20 {
@@ -222,8 +222,8 @@ func TestSteps(t *testing.T) {
 	}
 }
 
-// TestLate: a tick that waits for room on the disk is late; events of a subscription that nobody
-// reads are lost.
+// TestLate: a tick that waits for room on the disk is late; a subscription without a reader loses
+// events.
 func TestLate(t *testing.T) {
 	c := codeqprom.New(nil)
 	synctest.Test(t, func(t *testing.T) {
@@ -257,7 +257,7 @@ func TestLate(t *testing.T) {
 	})
 }
 
-// fullDisk is a file system that says how much is free.
+// fullDisk is a file system that reports a given free size.
 type fullDisk struct {
 	vfs.FS
 	free atomic.Uint64
@@ -326,8 +326,9 @@ func TestNames(t *testing.T) {
 	})
 }
 
-// TestLabelsComeBack: a queue that is gone gives its place to another one; those of Options.Queues,
-// and those that have tasks, keep theirs. A queue with the name of all others is not one of them.
+// TestLabelsComeBack: after a queue is gone, another one gets its label. Queues of Options.Queues,
+// and queues with tasks, keep their labels. A queue with the name of the label for all others is
+// not one of the others.
 func TestLabelsComeBack(t *testing.T) {
 	watched(t, &codeqprom.Options{Queues: []string{"z"}, MaxQueues: 3}, codeq.Options{Retention: time.Minute}, func(t *testing.T, q *codeqtest.Queue, c *codeqprom.Collector) {
 		labels := func() (all []string) {
@@ -357,8 +358,8 @@ func TestLabelsComeBack(t *testing.T) {
 	})
 }
 
-// TestCountersBeginAtZero: the counters of a queue are there before anything happens in it, so that
-// rates see the first change; without an Observer there are none.
+// TestCountersBeginAtZero: the counters of a queue are there before the first change in it, so that
+// rates include this change. Without an Observer there are no counters.
 func TestCountersBeginAtZero(t *testing.T) {
 	watched(t, nil, codeq.Options{}, func(t *testing.T, q *codeqtest.Queue, _ *codeqprom.Collector) {
 		produce(t, q.Queue, codeq.Task{Queue: "a"})
@@ -372,7 +373,7 @@ func TestCountersBeginAtZero(t *testing.T) {
 	})
 }
 
-// TestOtherOfObserver: queues that the Observer names together are other ones.
+// TestOtherOfObserver: queues that the Observer counts together get the label of all others.
 func TestOtherOfObserver(t *testing.T) {
 	c := codeqprom.New(nil)
 	tell := c.Observer(nil)
@@ -383,7 +384,7 @@ func TestOtherOfObserver(t *testing.T) {
 	require.Equal(t, map[string]float64{"kind=commit": 4, "kind=handler": 3}, values(f["codeq_samples_missed_total"]))
 }
 
-// TestChain: the application's own Observer is told the same, and does no harm.
+// TestChain: the application's own Observer gets the same observations, and does no harm.
 func TestChain(t *testing.T) {
 	calls := 0
 	c := codeqprom.New(nil)
@@ -446,11 +447,11 @@ func TestClosed(t *testing.T) {
 }
 
 // TestUnanswered: a scrape waits at most for its Timeout; a part without an answer is missing,
-// counted, and reported if ReportErrors is set; any number of scrapes makes one call.
+// counted, and reported if ReportErrors is set; any number of scrapes together makes one call.
 func TestUnanswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		disk := newDisk()
-		opts := &codeq.Options{Shards: 1, MinFreeBytes: -1} // so that the queue itself does not ask
+		opts := &codeq.Options{Shards: 1, MinFreeBytes: -1} // the queue itself does not ask
 		inspect.Options(opts).FS = disk
 		q, err := codeq.Open("queue", opts)
 		require.NoError(t, err)

@@ -48,7 +48,7 @@ func ExampleCollector_Observer() {
 	metrics := codeqprom.New(nil)
 	opts := &codeq.Options{Observer: metrics.Observer(own)}
 
-	// The queue calls it, once it is opened.
+	// The queue calls it after Open.
 	opts.Observer(&codeq.Observation{Queues: []codeq.QueueDelta{{Queue: "mail"}}})
 	// Output: told of 1 queue
 }

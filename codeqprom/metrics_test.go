@@ -78,11 +78,11 @@ func sumOf(t *testing.T, nodes []*node, family string) map[string]float64 {
 	return sum
 }
 
-// patience is how long a cluster of the test may take to get there.
+// patience is the longest wait for a state of the test's cluster.
 const patience = 30 * time.Second
 
-// TestClusterSums: the sums over the nodes are right, whichever node is called and leads, and when
-// one of them has gone.
+// TestClusterSums: the sums over the nodes are right for each called node and each leader, and also
+// after the end of one node.
 func TestClusterSums(t *testing.T) {
 	t.Parallel()
 	nodes := openCluster(t)
@@ -142,7 +142,7 @@ func TestLint(t *testing.T) {
 	}
 }
 
-// produceAndRun lets each metric of a queue exist.
+// produceAndRun makes a value for each metric of a queue.
 func produceAndRun(t *testing.T, q *codeq.Queue) {
 	t.Helper()
 	ctx := t.Context()

@@ -47,7 +47,7 @@ func readFile(t *testing.T, path string) string {
 
 var alertName = regexp.MustCompile(`(?m)^\s*- alert: (\w+)`)
 
-// alertNames are those of the rules.
+// alertNames are the names of the alerts in the rules.
 func alertNames(t *testing.T) (names []string) {
 	for _, m := range alertName.FindAllStringSubmatch(readFile(t, "contrib/alerts.yml"), -1) {
 		names = append(names, m[1])
@@ -56,7 +56,8 @@ func alertNames(t *testing.T) (names []string) {
 	return names
 }
 
-// TestAlerts: promtool accepts the rules, and lets each alert fire, and not fire, when it should.
+// TestAlerts: promtool accepts the rules. In its tests each alert fires when it should, and only
+// then.
 func TestAlerts(t *testing.T) {
 	t.Parallel()
 	promtool := program(t, "promtool")
@@ -221,9 +222,9 @@ func (s *server) query(t *testing.T, expr string) map[string]string {
 	return all
 }
 
-// TestPrometheus: a real Prometheus scrapes the nodes of a cluster, and finds what has been done,
-// also when a node has gone; it can evaluate all that the dashboard shows, and the alerts, of which
-// the one fires that should.
+// TestPrometheus: a real Prometheus scrapes the nodes of a cluster, and has the right counts, also
+// after the end of a node. It can evaluate all expressions of the dashboard and all alerts, and the
+// right alert fires.
 func TestPrometheus(t *testing.T) {
 	t.Parallel()
 	program(t, "prometheus") // first, since it skips

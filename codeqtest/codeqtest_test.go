@@ -31,7 +31,7 @@ func handle(queue string, h func(payload string, job *codeq.Job[[]byte]) error) 
 	return mux
 }
 
-// record returns a mux whose handler notes the payloads.
+// record returns a mux with a handler that notes the payloads.
 func record(queue string) (*codeq.Mux, *[]string) {
 	got := new([]string)
 	return handle(queue, func(payload string, _ *codeq.Job[[]byte]) error {
@@ -40,7 +40,7 @@ func record(queue string) (*codeq.Mux, *[]string) {
 	}), got
 }
 
-// failed is a testing.TB whose failures end the goroutine but not the test.
+// failed is a testing.TB. A fatal failure ends check, but not the test.
 type failed struct {
 	testing.TB
 	messages []string
@@ -55,8 +55,8 @@ func (f *failed) Fatalf(format string, args ...any) {
 	panic(f)
 }
 
-// failure returns the messages with which check fails; "" if it does not. It calls check with the
-// TB to fail on.
+// failure calls check with a TB of its own, and returns the messages of its failures; "" if it does
+// not fail.
 func failure(t *testing.T, check func(t testing.TB)) (message string) {
 	t.Helper()
 	tb := &failed{TB: t}
@@ -230,8 +230,7 @@ func TestWorkLeavesWhatIsHeldBack(t *testing.T) {
 	}
 }
 
-// TestWorkOverShards: what handlers leave to be done in other shards is done, in a bubble and in
-// real time.
+// TestWorkOverShards: Work includes the follow-ups in other shards, in a bubble and in real time.
 func TestWorkOverShards(t *testing.T) {
 	opts := &codeq.Options{Shards: 4}
 	work := func(t *testing.T, q *codeqtest.Queue) {
@@ -251,7 +250,7 @@ func TestWorkOverShards(t *testing.T) {
 	t.Run("real time", func(t *testing.T) { work(t, codeqtest.Open(t, opts)) })
 }
 
-// TestDrainOfRate: Drain lets the time pass that a rate takes.
+// TestDrainOfRate: Drain advances the clock as a rate limit requires.
 func TestDrainOfRate(t *testing.T) {
 	codeqtest.Test(t, nil, func(t *testing.T, q *codeqtest.Queue) {
 		require.NoError(t, q.Configure(t.Context(), "a", func(s *codeq.Settings) { s.Rate, s.Burst = 0.1, 1 }))
@@ -343,8 +342,8 @@ func TestReopen(t *testing.T) {
 	})
 }
 
-// TestCrash: after a crash, acknowledged tasks are there at each durability that promises it, and
-// later changes by the old process are not.
+// TestCrash: after a crash, acknowledged tasks are there at each durability that promises it. Later
+// changes of the old process are not there.
 func TestCrash(t *testing.T) {
 	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk} {
 		t.Run(level.String(), func(t *testing.T) {
@@ -379,7 +378,7 @@ func TestCrash(t *testing.T) {
 	}
 }
 
-// TestProduced: tasks are returned however they were produced, and in any state.
+// TestProduced: Produced returns tasks from every way to produce them, and in any state.
 func TestProduced(t *testing.T) {
 	codeqtest.Test(t, nil, func(t *testing.T, q *codeqtest.Queue) {
 		_, err := q.ProduceBatch(t.Context(), []codeq.Task{
@@ -573,8 +572,8 @@ func TestOptions(t *testing.T) {
 	require.Equal(t, given, *opts)
 }
 
-// TestHeldPlaces: of a queue that works on one task at a time, Work and Drain begin no task beside
-// a handler that goes on after the cancel of its task, and go on when it has returned.
+// TestHeldPlaces: a queue works on one task at a time, and a handler runs on after the cancel of
+// its task. Work and Drain begin no other task until the handler has returned.
 func TestHeldPlaces(t *testing.T) {
 	for name, work := range map[string]func(*codeqtest.Queue, *codeq.Mux){
 		"work": (*codeqtest.Queue).Work, "drain": (*codeqtest.Queue).Drain,

@@ -52,7 +52,7 @@ func TestCluster(t *testing.T) {
 		for _, to := range []string{"n2", "n1"} {
 			ok(t, with(at, "cluster", "transfer", "-dry-run", "1", to)...)
 			ok(t, with(at, "cluster", "transfer", "1", to)...)
-			for leader := ""; leader != to; { // a moment may pass until the node that is asked knows
+			for leader := ""; leader != to; { // the asked node may learn it a moment later
 				leader = decoded[codeq.ClusterStatus](t, with(at, "cluster", "status")...).Shards[1].Leader
 			}
 		}
@@ -68,7 +68,8 @@ func TestCluster(t *testing.T) {
 	require.Contains(t, ok(t, with(at, "cluster", "status")...), "drained")
 	ok(t, with(at, "cluster", "undrain")...)
 
-	// The tasks of a cluster are seen and steered beside a node as those of a queue by itself.
+	// Beside a node, commands show and change the tasks of a cluster like those of a standalone
+	// queue.
 	ok(t, with(at, "produce", "-queue", "mail", "x")...)
 	require.EqualValues(t, 1, counts(t, at, "mail").Ready)
 
@@ -79,8 +80,8 @@ func TestCluster(t *testing.T) {
 	require.Equal(t, exitUsage, call(t, with(at, "cluster", "remove")...).code)
 }
 
-// TestNoCluster: a queue by itself has no nodes; the closed directory of a node is read, and not
-// changed nor exported.
+// TestNoCluster: a standalone queue has no nodes. The closed directory of a node can be read, but
+// not changed or exported.
 func TestNoCluster(t *testing.T) {
 	dir := newQueue(t, nil)
 	serve(t, dir)

@@ -16,8 +16,8 @@ import (
 	"codeq/codeqweb"
 )
 
-// dashboard is one of codeqweb, below /admin/, on which everything may be done. What it streams is
-// told by events, which says that it has ended and what was lost.
+// dashboard is a dashboard of codeqweb below /admin/ with all rights. Its method events streams
+// events, the notice of its end, and the number of lost events.
 type dashboard struct {
 	*httptest.Server
 	q     *codeq.Queue
@@ -47,7 +47,7 @@ func newDashboard(t *testing.T, q *codeq.Queue) *dashboard {
 	return d
 }
 
-// events streams until the client goes, or an event's queue is "end".
+// events streams until the client disconnects, or until an event of the queue "end".
 func (d *dashboard) events(ctx context.Context, w http.ResponseWriter, queues []string) {
 	s, err := d.q.Subscribe(codeq.SubscribeOptions{Queues: queues})
 	if err != nil {
@@ -72,8 +72,8 @@ func (d *dashboard) events(ctx context.Context, w http.ResponseWriter, queues []
 	}
 }
 
-// TestCredentials: they come from the environment, are sent to the dashboard only, and not from
-// the command line.
+// TestCredentials: credentials come from the environment, not from the command line, and are sent
+// only to the dashboard.
 func TestCredentials(t *testing.T) {
 	q, _ := serve(t, newQueue(t, nil))
 	d := newDashboard(t, q)

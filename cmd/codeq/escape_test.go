@@ -27,7 +27,7 @@ func TestSafe(t *testing.T) {
 	require.Equal(t, "a\n"+`b\x1b`+"\n", safeLines("a\nb\x1b\n"))
 }
 
-// FuzzSafe: nothing that is not printable is left, and JSON means what it meant.
+// FuzzSafe: only printable characters are left, and JSON keeps its meaning.
 func FuzzSafe(f *testing.F) {
 	for _, s := range []string{hostileBytes, "\u0085", "<script>", strings.Repeat("\u0301", 9), "\U000f0000", `\u001b`} {
 		f.Add(s)

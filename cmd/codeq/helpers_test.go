@@ -21,7 +21,7 @@ import (
 	"codeq"
 )
 
-// TestMain lets the test binary be the command, for tests of several processes.
+// TestMain makes the test binary the command, for tests of several processes.
 func TestMain(m *testing.M) {
 	if os.Getenv("CODEQ_TEST_MAIN") != "" {
 		main()
@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// done is what a run of the command has left.
+// done is the result of a run of the command.
 type done struct {
 	code     int
 	out, err string
@@ -53,7 +53,7 @@ func run(ctx context.Context, env map[string]string, in []byte, args ...string) 
 	return done{code, out.String(), errs.String()}
 }
 
-// ok runs the command, which succeeds, and returns what it writes.
+// ok runs the command, requires success, and returns its output.
 func ok(t *testing.T, args ...string) string {
 	t.Helper()
 	d := call(t, args...)
@@ -62,7 +62,7 @@ func ok(t *testing.T, args ...string) string {
 	return d.out
 }
 
-// requireHarmless: nothing that was written can steer a terminal.
+// requireHarmless: no output can control a terminal.
 func requireHarmless(t *testing.T, d done) {
 	t.Helper()
 	for _, text := range []string{d.out, d.err} {
@@ -97,14 +97,14 @@ func (l *locked) String() string {
 	return l.b.String()
 }
 
-// hostile steers a terminal that it is written to: it clears the screen, sets the title, and turns
-// the direction of writing.
+// hostile controls a terminal: it clears the screen, sets the title, and reverses the direction of
+// the text.
 const hostile = "\x1b[2J\x1b]0;owned\x07\u202egnp\u009b31m\r\n"
 
-// hostileBytes is no UTF-8 either.
+// hostileBytes is also invalid UTF-8.
 const hostileBytes = hostile + "\xff"
 
-// newQueue makes a directory with a queue, which fill fills.
+// newQueue makes a directory with a queue. fill adds its tasks.
 func newQueue(t *testing.T, fill func(context.Context, *codeq.Queue)) (dir string) {
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "q")
@@ -138,7 +138,7 @@ func serve(t *testing.T, dir string) (q *codeq.Queue, stop func()) {
 	return q, stop
 }
 
-// serveNode serves a queue until it is closed, and returns when a program can call it.
+// serveNode serves a queue until its Close, and returns when a program can call it.
 func serveNode(t *testing.T, q *codeq.Queue, dir string) {
 	t.Helper()
 	ended := make(chan error, 1)
@@ -213,8 +213,8 @@ func everywhere(t *testing.T, fill func(context.Context, *codeq.Queue), f func(t
 // with appends arguments.
 func with(at []string, args ...string) []string { return append(append([]string{}, at...), args...) }
 
-// settle waits until what happened so far is before the beginning of a Bulk, which leaves out what
-// happens in its millisecond.
+// settle waits for the next millisecond: a Bulk leaves out changes in the millisecond of its
+// beginning.
 func settle() {
 	for now := time.Now().UnixMilli(); time.Now().UnixMilli() == now; {
 		runtime.Gosched()

@@ -71,7 +71,7 @@ func (x *terminal) text() string {
 	return x.shown.String()
 }
 
-// expect waits until the terminal shows something after what was expected before.
+// expect waits until the terminal shows a text that matches, after the last match.
 func (x *terminal) expect(pattern string) {
 	x.t.Helper()
 	late := time.After(30 * time.Second)
@@ -105,7 +105,7 @@ func (x *terminal) press(keys string) {
 	require.NoError(x.t, err)
 }
 
-// TestTopInTerminal: top shows the queue of another process live, and obeys keys.
+// TestTopInTerminal: top shows the queue of another process live, and reacts to keys.
 func TestTopInTerminal(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "q")
 	startWorker(t, dir)
@@ -142,8 +142,8 @@ func TestTopInTerminal(t *testing.T) {
 	require.NoError(t, x.c.Wait())
 }
 
-// TestTailInTerminal: tail waits for a process, shows what happens in it, and goes on with the
-// next.
+// TestTailInTerminal: tail waits for a process, shows its events, and goes on with the next
+// process.
 func TestTailInTerminal(t *testing.T) {
 	dir := newQueue(t, nil)
 	x := inTerminal(t, "-dir", dir, "tail")
@@ -179,8 +179,7 @@ func TestRawInTerminal(t *testing.T) {
 	require.NotContains(t, x.text(), "\x1b")
 }
 
-// TestTop: outside of a terminal each sample is below the one before; -json has a document for
-// each.
+// TestTop: without a terminal, each sample follows the one before; -json has a document for each.
 func TestTop(t *testing.T) {
 	everywhere(t, fillMixed(t), func(t *testing.T, at ...string) {
 		out := ok(t, with(at, "top", "-n", "2", "-interval", "10ms", "-sort", "ready")...)
@@ -201,8 +200,8 @@ func TestTop(t *testing.T) {
 	})
 }
 
-// TestTopLetsOthersOpen: beside top of a closed directory, a worker may open it, and is shown then;
-// when it has ended, top goes on.
+// TestTopLetsOthersOpen: while top shows a closed directory, a worker may open it. Then top shows
+// the worker, and goes on after its end.
 func TestTopLetsOthersOpen(t *testing.T) {
 	dir := newQueue(t, fillMixed(t))
 	tg := &target{dir: dir, app: &app{now: time.Now}}
@@ -227,7 +226,7 @@ func TestTopLetsOthersOpen(t *testing.T) {
 	require.NotEmpty(t, n.Error, "the last numbers, and why there are no newer ones")
 }
 
-// TestTail: events of a queue that is open, some kinds and queues of them.
+// TestTail: tail shows events of an open queue, and selects them by kind and queue.
 func TestTail(t *testing.T) {
 	dir := newQueue(t, nil)
 	q, _ := serve(t, dir)

@@ -17,8 +17,8 @@ import (
 	"codeq"
 )
 
-// startWorker starts a process that has a queue open, serves it, and says so; it ends with its
-// standard input.
+// startWorker starts a process that opens a queue, serves it, and reports that. The process ends
+// with its standard input.
 func startWorker(t *testing.T, dir string) (kill func()) {
 	t.Helper()
 	c := exec.Command(os.Args[0], "-test.run=^TestWorkerProcess$")
@@ -75,7 +75,7 @@ func process(dir string, args ...string) *exec.Cmd {
 	return c
 }
 
-// TestProcess: the command is a process of its own, and its exit code that of run.
+// TestProcess: the command runs in a process of its own, and exits with the code of run.
 func TestProcess(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "q")
 	startWorker(t, dir)

@@ -28,8 +28,8 @@ import (
 	"codeq/internal/offline"
 )
 
-// reshard exports a directory and imports it with another number of shards. Everything is the same
-// there.
+// reshard exports a directory, imports it with another number of shards, and requires the same
+// content.
 func reshard(t *testing.T, dir string, shards int) (to string) {
 	t.Helper()
 	file, ids := filepath.Join(t.TempDir(), "export"), filepath.Join(t.TempDir(), "ids")
@@ -46,7 +46,7 @@ func named(name, queue string) codeq.Task {
 	return codeq.Task{Queue: queue, Headers: map[string]string{"name": name}, Payload: []byte("payload of " + name)}
 }
 
-// attempt claims the next task of a queue, whose name is given, and ends the attempt.
+// attempt claims the next task of a queue, requires its name, and ends the attempt.
 func attempt(t *testing.T, q *codeq.Queue, queue, name string, end func(codeq.Receipt) error) {
 	t.Helper()
 	l, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{queue}, LeaseFor: time.Hour})
@@ -55,7 +55,7 @@ func attempt(t *testing.T, q *codeq.Queue, queue, name string, end func(codeq.Re
 	require.NoError(t, end(l.Receipt))
 }
 
-// fillAll fills a queue with a task for each thing that a task may have.
+// fillAll fills a queue with a task for each property that a task may have.
 func fillAll(t *testing.T) func(context.Context, *codeq.Queue) {
 	return func(ctx context.Context, q *codeq.Queue) {
 		add := func(task codeq.Task) codeq.ID { return produce(t, q, task) }
@@ -101,7 +101,7 @@ func fillAll(t *testing.T) func(context.Context, *codeq.Queue) {
 		run.After, run.OnDead = []codeq.ID{deadID}, codeq.RunOnDead
 		dead(run)
 
-		// Idempotency keys: held by a waiting task, by a dead letter for a time, by nobody.
+		// Idempotency keys: held by a waiting task, by a dead letter for a time, by no task.
 		key := named("key", "keys")
 		key.Unique = codeq.Unique{Key: "1", For: time.Hour}
 		key.RunAt = time.Now().Add(time.Hour)
@@ -120,7 +120,7 @@ func fillAll(t *testing.T) func(context.Context, *codeq.Queue) {
 		require.NoError(t, q.ReleaseKey(ctx, codeq.UniqueKey{Queue: "keys", Key: "4"}))
 		released.Headers = map[string]string{"name": "took it"}
 		add(released)
-		for _, key := range []codeq.UniqueKey{{Key: "5"}, {Key: "6"}, {Key: "7"}, {Key: "8", Group: "g", Tenant: "t"}} { // whose tasks are gone
+		for _, key := range []codeq.UniqueKey{{Key: "5"}, {Key: "6"}, {Key: "7"}, {Key: "8", Group: "g", Tenant: "t"}} { // their tasks are gone
 			gone := named("gone", "keys")
 			gone.Group, gone.Tenant, gone.Unique = key.Group, key.Tenant, codeq.Unique{Key: key.Key, For: time.Hour}
 			if key.Key == "6" {
@@ -131,7 +131,7 @@ func fillAll(t *testing.T) func(context.Context, *codeq.Queue) {
 			require.NoError(t, q.Forget(ctx, id))
 		}
 
-		// Worked on before, and waiting.
+		// Tasks that wait after an attempt.
 		add(named("retried", "c"))
 		attempt(t, q, "c", "retried", retry)
 		attempt(t, q, "c", "retried", later)
@@ -148,7 +148,7 @@ func fillAll(t *testing.T) func(context.Context, *codeq.Queue) {
 		attempt(t, q, "e2", "leased again", retry)
 		attempt(t, q, "e2", "leased again", func(codeq.Receipt) error { return nil })
 
-		// A group whose first task is between two attempts; one that a dead letter holds.
+		// A group with its first task between two attempts, and a group that a dead letter holds.
 		for _, name := range []string{"g1", "g2", "g3"} {
 			task := named(name, "groups")
 			task.Group = "g"
@@ -163,7 +163,7 @@ func fillAll(t *testing.T) func(context.Context, *codeq.Queue) {
 		}
 		attempt(t, q, "holding", "h1", func(r codeq.Receipt) error { return q.DeadLetter(ctx, r, errors.New("held")) })
 
-		// A chain, of which the parents are in another order than their children.
+		// A chain. Its parents are in another order than their children.
 		root := named("root", "flow")
 		root.RunAt = key.RunAt
 		rootID := add(root)
@@ -176,7 +176,7 @@ func fillAll(t *testing.T) func(context.Context, *codeq.Queue) {
 		waits.After = []codeq.ID{deadID}
 		add(waits)
 
-		// The last times that there are, and a queue that was removed.
+		// The latest possible times, and a removed queue.
 		far := named("far", "far")
 		far.RunAt = time.Date(9999, time.December, 31, 23, 59, 59, 999e6, time.UTC)
 		far.Unique, far.Retention, far.Timeout = codeq.Unique{Key: "far", For: math.MaxInt64}, math.MaxInt64, math.MaxInt64
@@ -184,7 +184,7 @@ func fillAll(t *testing.T) func(context.Context, *codeq.Queue) {
 		require.NoError(t, q.Configure(ctx, "removed", func(s *codeq.Settings) { s.Concurrency = 3 }))
 		require.NoError(t, q.DeleteQueue(ctx, "removed"))
 
-		// Order, names with controls, settings, schedules.
+		// Order, names with control characters, settings, schedules.
 		for i := range 300 {
 			task := named(fmt.Sprintf("ready %03d", i), "order")
 			task.Priority, task.Tenant = i%3, fmt.Sprint("tenant ", i%2)
@@ -201,14 +201,14 @@ func fillAll(t *testing.T) func(context.Context, *codeq.Queue) {
 	}
 }
 
-// TestReshard: what is exported from two shards and imported into five, into one, and into seven is
-// the same.
+// TestReshard: an export from two shards has the same content after imports into five, into one,
+// and into seven.
 func TestReshard(t *testing.T) {
 	t.Parallel()
 	dir := newQueue(t, fillAll(t))
 	to := reshard(t, reshard(t, reshard(t, dir, 5), 1), 7)
 
-	// What holds tasks back still does, and what is held goes on in its order.
+	// Tasks are still held back for the same reasons, and go on in their order.
 	q, err := codeq.Open(to, &codeq.Options{MustExist: true})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, q.Close()) }()
@@ -242,7 +242,7 @@ func TestReshard(t *testing.T) {
 	require.Zero(t, s)
 }
 
-// requireTaken produces tasks with keys, and makes sure which of them are taken.
+// requireTaken produces tasks with keys, and checks for each key whether it is taken.
 func requireTaken(t *testing.T, q *codeq.Queue, keys map[string]bool) {
 	t.Helper()
 	for key, taken := range keys {
@@ -255,8 +255,8 @@ func requireTaken(t *testing.T, q *codeq.Queue, keys map[string]bool) {
 	}
 }
 
-// TestReshardFreedKeys: a key that outlived its task, came by an import and was freed or taken
-// since is so after the next import, too.
+// TestReshardFreedKeys: a key outlives its task and is imported. If it is then freed or taken
+// again, it is so after the next import, too.
 func TestReshardFreedKeys(t *testing.T) {
 	first := reshard(t, newQueue(t, fillAll(t)), 5)
 	q, err := codeq.Open(first, nil)
@@ -280,8 +280,8 @@ func TestReshardFreedKeys(t *testing.T) {
 	requireTaken(t, q, map[string]bool{"5": false, "7": true, "8": true})
 }
 
-// TestImportIntoDirectory: an empty directory that exists is filled, whatever leads to it: it keeps
-// its owner and mode, and may be the root of a volume.
+// TestImportIntoDirectory: an import fills an existing empty directory, also through a link. The
+// directory keeps its owner and mode, and may be the root of a volume.
 func TestImportIntoDirectory(t *testing.T) {
 	t.Parallel()
 	export := []byte(call(t, "-dir", newQueue(t, fillAll(t)), "export").out)
@@ -317,8 +317,8 @@ func TestImportIntoDirectory(t *testing.T) {
 		require.Contains(t, r.err, "which does not exist")
 	}
 
-	// An import that was killed while it put its stores there is run again; what is not its own
-	// stays.
+	// An import was killed while it moved its stores there. It runs again, and keeps the files of
+	// others.
 	require.NoError(t, os.MkdirAll(filepath.Join(at("killed"), "shard-001"), 0o700))
 	require.Equal(t, exitRefused, into(at("killed")).code)
 	require.NoError(t, os.MkdirAll(filepath.Join(at("killed"), workSuffix, "queue"), 0o700))
@@ -330,7 +330,7 @@ func TestImportIntoDirectory(t *testing.T) {
 	require.NoError(t, os.Remove(filepath.Join(at("killed"), "a")))
 	whole(at("killed"))
 
-	// One that fails leaves the directory empty.
+	// A failed import leaves the directory empty.
 	require.NoError(t, os.Mkdir(at("fails"), 0o700))
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
@@ -357,7 +357,7 @@ func TestImportIntoDirectory(t *testing.T) {
 	}
 }
 
-// contentsOf returns the tasks of a queue by the header that names each.
+// contentsOf returns the tasks of a queue by their header "name".
 func contentsOf(t *testing.T, q *codeq.Queue) map[string]*codeq.TaskInfo {
 	tasks := make(map[string]*codeq.TaskInfo)
 	for s := codeq.Ready; s <= codeq.Canceled; s++ {
@@ -369,7 +369,7 @@ func contentsOf(t *testing.T, q *codeq.Queue) map[string]*codeq.TaskInfo {
 	return tasks
 }
 
-// claimNamed waits for a task of a queue, which is the next one, and ends it.
+// claimNamed waits for the next task of a queue, requires its name, and ends it.
 func claimNamed(t *testing.T, q *codeq.Queue, queue, name string, end func(codeq.Receipt) error) {
 	t.Helper()
 	l, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{queue}})
@@ -378,8 +378,8 @@ func claimNamed(t *testing.T, q *codeq.Queue, queue, name string, end func(codeq
 	require.NoError(t, end(l.Receipt))
 }
 
-// requireSame: all lines of the exports of two directories, of which the second was imported, are
-// the same, but for the IDs, which are those of the list, and what is about the directory.
+// requireSame: the exports of a directory and of its import have the same lines, except for the
+// lines about the directory. The file ids maps the old IDs to the new ones.
 func requireSame(t *testing.T, from, to, ids string) {
 	t.Helper()
 	news := make(map[string]string)
@@ -396,8 +396,8 @@ func requireSame(t *testing.T, from, to, ids string) {
 
 var idText = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
 
-// linesOf exports a directory and returns the lines in an order that does not depend on IDs. named
-// says by which ID a task is named.
+// linesOf exports a directory and returns the lines in an order that does not depend on IDs. named,
+// if any, replaces each ID.
 func linesOf(t *testing.T, dir string, named func(string) string) []string {
 	t.Helper()
 	lines := strings.SplitAfter(call(t, "-dir", dir, "export").out, "\n")
@@ -411,8 +411,8 @@ func linesOf(t *testing.T, dir string, named func(string) string) []string {
 	return lines
 }
 
-// TestReshardWaiting: a paused schedule comes with its position and the parents of its task, a task
-// with a time and a parent waits for both, and so do joins of 10,000 tasks each.
+// TestReshardWaiting: a paused schedule keeps its position and the parents of its task. A task with
+// a time and a parent waits for both. Joins wait for 10,000 tasks each.
 func TestReshardWaiting(t *testing.T) {
 	t.Parallel()
 	at := time.Now().Add(time.Hour).Truncate(time.Second).UTC()
@@ -507,7 +507,8 @@ func TestReshardWaiting(t *testing.T) {
 	}, time.Minute, time.Millisecond)
 }
 
-// TestImportOrder: the tasks of a lane are claimed in the order in which they were ready.
+// TestImportOrder: the tasks of a lane are claimed in the order of the times when they became
+// ready.
 func TestImportOrder(t *testing.T) {
 	dir := newQueue(t, func(_ context.Context, q *codeq.Queue) {
 		for i := range 1000 {
@@ -516,7 +517,7 @@ func TestImportOrder(t *testing.T) {
 	})
 	to := reshard(t, dir, 1)
 	p := decoded[pageResult](t, "-dir", dir, "ls", "-payload", "-limit", "1000")
-	at := make(map[string]time.Time) // those of one millisecond in several shards have no order
+	at := make(map[string]time.Time) // tasks of one millisecond in several shards have no order
 	for _, task := range p.Tasks {
 		at[string(task.Payload)] = task.At
 	}
@@ -528,8 +529,8 @@ func TestImportOrder(t *testing.T) {
 	}
 }
 
-// TestImportRandom reshards queues of random tasks, and works on all that can be worked on: as many
-// tasks end as there were.
+// TestImportRandom reshards queues of random tasks, and works on all of them: no task waits for
+// ever.
 func TestImportRandom(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -611,7 +612,7 @@ func TestImportRandom(t *testing.T) {
 	require.NoError(t, q.WaitIdle(t.Context()), "nothing waits for ever")
 }
 
-// summed returns an export with lines in place of its own, and an end that fits them.
+// summed returns an export of the given lines, with an end that fits them.
 func summed(lines ...string) string {
 	text, counts := strings.Join(lines, ""), offline.Counts{}
 	for _, l := range lines[1:] {
@@ -637,7 +638,8 @@ func summed(lines ...string) string {
 	return text + string(b) + "\n"
 }
 
-// TestImportRefuses: what is not a whole export makes no directory, and nothing is overwritten.
+// TestImportRefuses: an input that is not a complete export makes no directory, and nothing is
+// overwritten.
 func TestImportRefuses(t *testing.T) {
 	t.Parallel()
 	dir := newQueue(t, fillMixed(t))
@@ -715,12 +717,12 @@ func TestImportRefuses(t *testing.T) {
 	r := run(t.Context(), nil, []byte(strings.Replace(whole, `"Version":3`, `"Version":2`, 1)), "-dir", to, "import")
 	require.Contains(t, r.err, "it is of version 2")
 
-	// What only the whole shows: it is not in place.
+	// Only the whole input shows this fault: the import puts nothing in place.
 	r = run(t.Context(), nil, []byte(plus(`{"Wake":{"Queue":"mail","ID":"`+nobody+`"}}`+"\n", `{"Pin":{"Child":"`+nobody+`","Parent":"`+nobody+`"}}`+"\n")), "-dir", to, "import")
 	require.Contains(t, []int{exitOK, exitDamaged}, r.code, r.err)
 	require.NoError(t, os.RemoveAll(to))
 
-	// What depends on the machine comes before everything else, also in a dry run.
+	// Checks that depend on the machine come first, also in a dry run.
 	mars := replaced(first(`{"Schedule`), strings.Replace(lines[first(`{"Schedule`)], `"Cron"`, `"TimeZone":"Mars/Olympus","Cron"`, 1))
 	require.NoError(t, os.WriteFile(to, nil, 0o600))
 	for _, flags := range [][]string{nil, {"-dry-run"}} {
@@ -739,7 +741,7 @@ func TestImportRefuses(t *testing.T) {
 	}
 	require.NoError(t, os.Remove(to))
 
-	// One that is ended leaves nothing, and removes the remains of one that was killed.
+	// A canceled import leaves nothing. An import removes the remains of a killed one.
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
 	ids := filepath.Join(t.TempDir(), "ids")

@@ -372,7 +372,7 @@ func TestVerify(t *testing.T) {
 
 	served := newQueue(t, nil)
 	serve(t, served)
-	for _, args := range [][]string{{"verify"}, {"export"}, {"repair"}} { // it serves, but this needs a closed directory
+	for _, args := range [][]string{{"verify"}, {"export"}, {"repair"}} { // the process serves; these need a closed directory
 		r := call(t, with([]string{"-dir", served}, args...)...)
 		require.Equal(t, exitInUse, r.code)
 		require.Contains(t, r.err, "this needs a closed directory: end that process first")
@@ -381,7 +381,7 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-// linkedTables returns how many bytes of a closed queue's tables are in files with other links.
+// linkedTables returns the bytes of a closed queue's tables in files with other links.
 func linkedTables(t *testing.T, dir string) (bytes int64) {
 	t.Helper()
 	r, err := codeq.OpenReadOnly(dir, nil)
@@ -466,7 +466,7 @@ func TestMisuse(t *testing.T) {
 	delete(both, "CODEQ_URL")
 	require.Zero(t, run(t.Context(), both, nil, "info").code)
 
-	// A process has it open, and does not serve it.
+	// A process has the queue open, and does not serve it.
 	q, err := codeq.Open(dir, nil)
 	require.NoError(t, err)
 	for _, args := range [][]string{{"info"}, {"pause", "mail"}, {"export"}, {"verify"}, {"quiet"}, {"cluster", "status"}, {"cluster", "remove", "n"}} {
@@ -480,7 +480,7 @@ func TestMisuse(t *testing.T) {
 	}
 	require.NoError(t, q.Close())
 	if os.Getuid() == 0 {
-		return // who may read everything
+		return // root may read everything
 	}
 	require.NoError(t, os.Chmod(dir, 0))
 	defer func() { require.NoError(t, os.Chmod(dir, 0o700)) }()
@@ -488,8 +488,8 @@ func TestMisuse(t *testing.T) {
 	require.Equal(t, exitDenied, call(t, "-dir", dir, "pause", "mail").code)
 }
 
-// TestApplicationDecides: a verb that changes a closed directory does what it says, by the options
-// of the application, and nothing else: the tasks of a process that was killed stay as they are.
+// TestApplicationDecides: a verb on a closed directory makes only its own change, with the options
+// of the application. The tasks of a killed process stay as they are.
 func TestApplicationDecides(t *testing.T) {
 	for _, verb := range [][]string{
 		{"pause", "other"}, {"resume", "other"}, {"set", "queue", "other", "-concurrency", "3"}, {"set", "task", "-queue", "later", "-priority", "5"},
