@@ -177,7 +177,7 @@ func TestHosts(t *testing.T) {
 	}
 }
 
-// TestOrigins: a change from another site is refused; one from the page or a program is not.
+// TestOrigins: a change from another site is refused. A change from the page or a program is not.
 func TestOrigins(t *testing.T) {
 	s := open(t, codeq.Options{}, as(codeqweb.All))
 	for _, c := range []struct {
@@ -199,7 +199,7 @@ func TestOrigins(t *testing.T) {
 	}
 	require.Equal(t, http.StatusForbidden, func() int {
 		r := httptest.NewRequest(http.MethodPost, "http://localhost/api/v1/tasks", strings.NewReader(`{"Tasks": [{"Queue": "a"}]}`))
-		r.Header.Set("Content-Type", "text/plain") // which browsers send without asking
+		r.Header.Set("Content-Type", "text/plain") // browsers send this without a preflight request
 		r.Header.Set("Origin", "https://evil.example")
 		return s.do(r).Code
 	}())
@@ -233,7 +233,7 @@ func TestSecurityHeaders(t *testing.T) {
 	require.Contains(t, w.Header().Get("Content-Security-Policy"), "sandbox")
 }
 
-// TestPaths: no path leads to a file, or to anything but the routes.
+// TestPaths: no path leads to a file. Only the routes have answers.
 func TestPaths(t *testing.T) {
 	s := open(t, codeq.Options{}, as(codeqweb.All))
 	for _, path := range []string{
@@ -259,7 +259,7 @@ func TestPaths(t *testing.T) {
 	}
 }
 
-// hostile has untrusted texts, each with a part that no page may contain.
+// hostile has untrusted texts. Each has a part that no page may contain.
 var hostile = []struct{ text, never string }{
 	{`<script>alert(1)</script>`, "<script>alert"},
 	{`"><img src=x onerror=alert(1)>`, "<img"},
@@ -273,7 +273,7 @@ var hostile = []struct{ text, never string }{
 	{strings.Repeat("long ", 50), ""},
 }
 
-// nameOf is a text as a name, which is UTF-8.
+// nameOf makes a name from a text: valid UTF-8.
 func nameOf(text string) string { return strings.ToValidUTF8(text[:min(len(text), 250)], "?") }
 
 // TestHostileTexts: untrusted names, errors and payloads are shown, and never become markup.
@@ -326,7 +326,8 @@ func TestHostileTexts(t *testing.T) {
 	check("/audit", s.get("/audit"))
 }
 
-// TestLargePayload: of a large payload the beginning is shown, and all of it may be downloaded.
+// TestLargePayload: a page shows the beginning of a large payload, and offers a download of all of
+// it.
 func TestLargePayload(t *testing.T) {
 	s := open(t, codeq.Options{Shards: 1}, as(codeqweb.All))
 	for name, payload := range map[string][]byte{

@@ -66,7 +66,7 @@ func TestTaskActions(t *testing.T) {
 	}
 }
 
-// TestBack: after a change the browser goes to the page that the form names, and nowhere else.
+// TestBack: after a change the browser goes only to the page that the form names.
 func TestBack(t *testing.T) {
 	s, _ := loaded(t, as(codeqweb.All))
 	for back, want := range map[string]string{
@@ -237,7 +237,7 @@ func TestHungHandlers(t *testing.T) {
 	require.Regexp(t, "hung: .*"+id.String(), s.get("/workers"))
 }
 
-// TestWorkerActions: one worker, and all of them, are quiet and go on.
+// TestWorkerActions: one worker becomes quiet and goes on; so do all of them.
 func TestWorkerActions(t *testing.T) {
 	s, _ := loaded(t, as(codeqweb.All))
 	s.work("worker-2", "other", func(context.Context, *codeq.Job[[]byte]) error { return nil })

@@ -91,8 +91,8 @@ func TestRequestsOfUser(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, ask("busy"))
 }
 
-// deadlines notes the deadlines that a handler sets. Some middleware passes them on, and hides that
-// an answer can be flushed.
+// deadlines notes the deadlines that a handler sets. It is like middleware that passes them on, but
+// hides the Flush of an answer.
 type deadlines struct {
 	*httptest.ResponseRecorder
 	last time.Time

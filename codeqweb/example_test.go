@@ -27,7 +27,7 @@ func ExampleHandler() {
 	dashboard := codeqweb.Handler(q, &codeqweb.Options{
 		Hosts: []string{"jobs.example.com"},
 		Access: func(r *http.Request) codeqweb.Access {
-			switch user, _, _ := r.BasicAuth(); user { // which the server before it has checked
+			switch user, _, _ := r.BasicAuth(); user { // a server in front has checked the password
 			case "":
 				return codeqweb.None
 			case "operator":

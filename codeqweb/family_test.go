@@ -51,7 +51,7 @@ func TestChildCache(t *testing.T) {
 		require1(2, 2, time.Second)
 		require1(4, 1, 0)
 
-		// What fails after long is not tried again at once either.
+		// A search that fails after a long time is not repeated at once either.
 		begin := time.Now()
 		_, err := ask(3, time.Second, errors.New("it takes too long"))
 		require.Error(t, err)
@@ -60,7 +60,7 @@ func TestChildCache(t *testing.T) {
 		require.Empty(t, children)
 		require.True(t, more)
 
-		// Those who look at one task share a search, and others wait, until they are gone.
+		// Viewers of one task share a search. Viewers of other tasks wait for its end, or leave.
 		var looking sync.WaitGroup
 		for range 5 {
 			looking.Go(func() { require1(6, 4, time.Second) })

@@ -19,7 +19,7 @@ import (
 	"codeq/codeqweb"
 )
 
-// The machine of the tests is as far east as one can be.
+// The local time zone of the tests is the easternmost one.
 func init() { time.Local = time.FixedZone("east", 14*3600) }
 
 // site is a dashboard of a queue, as a browser sees it.
@@ -42,7 +42,7 @@ func open(t *testing.T, queue codeq.Options, opts *codeqweb.Options) *site {
 	return s
 }
 
-// as are options that give every request an access.
+// as returns options that give every request an access.
 func as(a codeqweb.Access) *codeqweb.Options {
 	return &codeqweb.Options{Access: func(*http.Request) codeqweb.Access { return a }}
 }
@@ -159,7 +159,7 @@ func (s *site) work(name, queue string, h func(context.Context, *codeq.Job[[]byt
 	}
 }
 
-// loaded makes a dashboard of a queue with something of everything.
+// loaded makes a dashboard of a queue with content for every screen.
 func loaded(t *testing.T, opts *codeqweb.Options) (s *site, ids map[string]codeq.ID) {
 	s = open(t, codeq.Options{Shards: 1, Retention: time.Hour}, opts)
 	ids = make(map[string]codeq.ID)
@@ -185,7 +185,7 @@ func loaded(t *testing.T, opts *codeqweb.Options) (s *site, ids map[string]codeq
 	return s, ids
 }
 
-// pages are all screens, with parameters for loaded.
+// pages returns the paths of all screens, with parameters for loaded.
 func pages(ids map[string]codeq.ID) []string {
 	list := []string{
 		"/", "/?by=minute&order=dead&find=m", "/queue?name=mail", "/queue?name=nobody", "/tasks", "/dead", "/dead?queue=mail", "/schedules",

@@ -36,7 +36,7 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// TestDistantTimes: a time that a task may have is shown, however far it is.
+// TestDistantTimes: pages show every time that a task may have.
 func TestDistantTimes(t *testing.T) {
 	s := open(t, codeq.Options{Shards: 1}, as(codeqweb.All))
 	for _, year := range []int{2300, 2316, 2319, 5000, 9999} {

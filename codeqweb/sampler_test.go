@@ -67,7 +67,7 @@ func TestSeries(t *testing.T) {
 	require.Nil(t, s.points("nobody", false))
 }
 
-// TestSamplerMemory: whatever the number and the names of the queues, and however long it runs.
+// TestSamplerMemory: the memory is bounded for any time, and any number and names of queues.
 func TestSamplerMemory(t *testing.T) {
 	s := newSampler(nil, t.Context(), nil)
 	var before, after runtime.MemStats
@@ -77,7 +77,7 @@ func TestSamplerMemory(t *testing.T) {
 	func() {
 		infos := make([]codeq.QueueInfo, 20_000)
 		for n := range minutesKept + 10 {
-			if n%700 == 0 { // new strings, as of an answer
+			if n%700 == 0 { // new strings, as in an answer
 				for i := range infos {
 					infos[i] = info(fmt.Sprintf("%06d%s", i, strings.Repeat("x", i%200)), uint64(n), 0, 0)
 				}
@@ -90,7 +90,7 @@ func TestSamplerMemory(t *testing.T) {
 			s.keep(next, last)
 			last = next
 		}
-		for i := range 200 { // others are looked at
+		for i := range 200 { // viewers open other queues
 			s.points(infos[i].Queue, true)
 		}
 	}()

@@ -13,8 +13,7 @@ import (
 	"codeq/codeqweb"
 )
 
-// TestManyTasks: with 100,000 tasks and 1,000 queues every page is as short as ever, and comes in
-// time.
+// TestManyTasks: with 100,000 tasks and 1,000 queues every page is short and quick.
 func TestManyTasks(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long with the race detector")

@@ -193,7 +193,7 @@ func TestEventsHideNotes(t *testing.T) {
 	}
 }
 
-// TestManyStreams: there are at most 256 streams; further ones are refused at once, until one ends.
+// TestManyStreams: there are at most 256 streams. More are refused at once, until one ends.
 func TestManyStreams(t *testing.T) {
 	s := open(t, codeq.Options{}, &codeqweb.Options{User: func(r *http.Request) string { return r.Header.Get("X-User") }})
 	server := httptest.NewServer(s.d)
@@ -279,7 +279,7 @@ func TestSlowReader(t *testing.T) {
 	}
 }
 
-// smallBuffers accepts connections to which little can be written that is not read.
+// smallBuffers accepts connections that buffer little: a write soon waits for the reader.
 type smallBuffers struct{ net.Listener }
 
 func (l smallBuffers) Accept() (net.Conn, error) {

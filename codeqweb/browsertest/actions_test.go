@@ -15,15 +15,15 @@ import (
 	"codeq/codeqweb"
 )
 
-// formsIn are the forms of a page that change something: where they lead below the dashboard, with
-// the query, and what their fields send.
+// formsIn returns the forms of a page that change something: their target below the dashboard, with
+// the query, and the values of their fields.
 const formsIn = `[...document.querySelectorAll("form")].filter((f) => f.method === "post").map((f) => ({
 	To: new URL(f.getAttribute("action"), location).href, Fields: new URLSearchParams(new FormData(f)).toString(),
 }))`
 
 type form struct{ To, Fields string }
 
-// forms are the changes that the screens of a loaded site offer, by their path.
+// forms returns the changes that the screens of a loaded site offer, by their path.
 func forms(w *tab, paths []string) map[string]form {
 	w.t.Helper()
 	all := make(map[string]form)
@@ -37,7 +37,7 @@ func forms(w *tab, paths []string) map[string]form {
 	return all
 }
 
-// TestActions: each change that any screen offers is made by its button, and seen in the queue.
+// TestActions: the test makes each change of each screen by its button, and sees it in the queue.
 func TestActions(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -94,7 +94,7 @@ func TestActions(t *testing.T) {
 		w.submit("#redrive", "The dead letter was redriven.")
 		require.Equal(t, codeq.Ready, s.task(ids["dead"]).State)
 
-		// What has changed meanwhile is told, and nothing is done.
+		// After a concurrent change, the page reports it, and does nothing.
 		open(ids["dead2"])
 		require.NoError(t, s.q.RedriveDead(ctx, ids["dead2"]))
 		w.allow("404")
@@ -119,7 +119,7 @@ func TestActions(t *testing.T) {
 			HoldGroups: true, TenantWeights: map[string]int{"acme": 3, "b=c": 2},
 		}, s.settings("work"))
 		before := s.settings("work")
-		w.submit("#settings button", "The settings were changed.") // the fields say what is set
+		w.submit("#settings button", "The settings were changed.") // with the current values
 		require.Equal(t, before, s.settings("work"))
 		w.submit("#resume-button", "The queue goes on.")
 		require.False(t, s.settings("work").Paused)
@@ -223,7 +223,7 @@ func TestActions(t *testing.T) {
 		require.Positive(t, w.count("#jobs tbody tr"))
 	})
 
-	// All that was offered was done, and who did it is told.
+	// Every offered change was made, and the audit log names its user.
 	done := make(map[string]bool)
 	for _, e := range s.log() {
 		done[e.Action] = true
@@ -266,13 +266,13 @@ func TestClusterActions(t *testing.T) {
 		next = "cid"
 	}
 	w.submit(`table[data-shard="0"] tr[data-node=`+next+`] [data-action=transfer]`, "The leader was changed.")
-	soon := func(is func() bool) { // a node learns by messages who leads
+	soon := func(is func() bool) { // a node learns by messages which node leads
 		t.Helper()
 		require.Eventually(t, is, patience, 10*time.Millisecond)
 	}
 	soon(func() bool { return leader(0) == next })
 	w.wait(`document.querySelector("table[data-shard='0'] tr[data-node=` + next + `]").textContent.includes("leader")`)
-	w.wait(`document.querySelector("table[data-shard='0'] [data-action=undo]")`) // the place is told after the leader
+	w.wait(`document.querySelector("table[data-shard='0'] [data-action=undo]")`) // it comes after the leader
 	w.submit(`table[data-shard="0"] [data-action=undo]`, "The leader was changed.")
 	w.submit("#drain", "The node leads no shard.")
 	soon(func() bool { return leader(0) != "ann" && leader(1) != "ann" })
@@ -285,7 +285,7 @@ func TestClusterActions(t *testing.T) {
 	require.Equal(t, []string{"cluster/transfer", "cluster/transfer", "cluster/drain", "cluster/undrain"}, actions)
 }
 
-// TestViewer: somebody who may only look sees no payload and no form, and whatever the browser
+// TestViewer: a user with Read only sees no payload and no form, and every change that the browser
 // sends is refused.
 func TestViewer(t *testing.T) {
 	t.Parallel()
@@ -334,7 +334,7 @@ func TestViewer(t *testing.T) {
 	}
 	require.Equal(t, 2*len(offered), refused)
 
-	// With acts, but nothing of what tasks are subject to.
+	// With changes of tasks, but none of queues, schedules and workers.
 	s.access.Store(uint32(codeqweb.Read | codeqweb.Act))
 	may := forms(w, slices.DeleteFunc(screens(ids), func(path string) bool { return path == "audit" }))
 	require.Contains(t, may, "task/cancel")
@@ -343,7 +343,7 @@ func TestViewer(t *testing.T) {
 		require.NotContains(t, may, action)
 	}
 
-	// Whoever may do nothing sees nothing.
+	// A user without rights sees nothing.
 	s.access.Store(uint32(codeqweb.None))
 	w.open("tasks")
 	require.Zero(t, w.count("table, form, nav"))

@@ -24,15 +24,15 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// names are those of programs that start Chromium.
+// names are the names of programs that start Chromium.
 var names = []string{"chromium-headless-shell", "headless-shell", "chromium", "chromium-browser", "google-chrome"}
 
-// patience is how long a test waits for what a page should show.
+// patience is the longest wait for the expected state of a page.
 const patience = time.Minute
 
 var errNoBrowser = errors.New("no headless Chromium in PATH: apt-get install chromium-headless-shell")
 
-// browser is the one that all tests use. Each tab has cookies, cache and connections of its own.
+// browser is the browser of all tests. Each tab has cookies, cache and connections of its own.
 var browser = sync.OnceValues(func() (context.Context, error) {
 	program := ""
 	for _, name := range names {
@@ -48,7 +48,7 @@ var browser = sync.OnceValues(func() (context.Context, error) {
 		chromedp.ExecPath(program), chromedp.NoSandbox, chromedp.WindowSize(1280, 800),
 		chromedp.Flag("host-resolver-rules", "MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"), chromedp.Flag("no-proxy-server", true),
 	)...)
-	closeBrowser = stop // which waits for its end
+	closeBrowser = stop // stop waits for its end
 	ctx, _ = chromedp.NewContext(ctx)
 	return ctx, chromedp.Do(ctx)
 })
@@ -61,8 +61,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// tab is a tab of the browser that shows a dashboard. What its console tells, and what it loads
-// from elsewhere, fails the test.
+// tab is a tab of the browser that shows a dashboard. Messages of its console, and loads from other
+// servers, fail the test.
 type tab struct {
 	t    *testing.T
 	ctx  context.Context
@@ -70,8 +70,8 @@ type tab struct {
 
 	mu      sync.Mutex
 	faults  []string
-	allowed []string // parts of texts of the console that are no faults
-	dialogs []string // what was asked, or told by alert
+	allowed []string // parts of console messages that are no faults
+	dialogs []string // texts of the dialogs and alerts
 	refuse  bool     // answer the next dialogs with no
 }
 
@@ -97,7 +97,7 @@ func newTab(t *testing.T, s *site) *tab {
 	return w
 }
 
-// needBrowser skips a test, or lets it fail, if there is no browser.
+// needBrowser skips or fails a test if there is no browser.
 func needBrowser(t *testing.T) context.Context {
 	t.Helper()
 	b, err := browser()
@@ -108,7 +108,7 @@ func needBrowser(t *testing.T) context.Context {
 	return b
 }
 
-// size sets the size of what is seen.
+// size sets the size of the viewport.
 func size(width, height int64, phone bool) chromedp.Action[chromedp.Void] {
 	if phone {
 		return chromedp.EmulateViewport(width, height, chromedp.EmulateMobile)
@@ -149,8 +149,7 @@ func (w *tab) listen(event any) {
 	case *runtime.EventExceptionThrown:
 		fault("%s (%+v)", e.ExceptionDetails.Text, e.ExceptionDetails.Exception)
 	case *network.EventRequestWillBeSent:
-		// The policy refuses data: to the page; what remains are pictures in the browser's own
-		// fields.
+		// The policy refuses data: to the page. The rest are pictures in the browser's own fields.
 		if !strings.HasPrefix(e.Request.URL, w.root) && !strings.HasPrefix(e.Request.URL, "data:") {
 			fault("it loads %s", e.Request.URL)
 		}
@@ -163,14 +162,15 @@ func (w *tab) listen(event any) {
 	}
 }
 
-// allow lets texts of the console that have a part be no faults.
+// allow accepts console messages that contain part.
 func (w *tab) allow(part string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.allowed = append(w.allowed, part)
 }
 
-// asked returns what dialogs have asked since the last call, and lets the next ones be answered.
+// asked returns the texts of the dialogs since the last call. next is the answer to the following
+// ones.
 func (w *tab) asked(next bool) (texts []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -199,7 +199,7 @@ func (w *tab) open(path string) {
 	w.do(chromedp.Navigate(w.root + path))
 }
 
-// look returns what the tab shows, in short.
+// look returns the beginning of the text in the tab.
 func (w *tab) look() string {
 	ctx, cancel := context.WithTimeout(w.ctx, patience)
 	defer cancel()
@@ -245,7 +245,7 @@ func (w *tab) wait(expression string) {
 	}
 }
 
-// text returns what an element shows.
+// text returns the text of an element.
 func (w *tab) text(selector string) string {
 	w.t.Helper()
 	return eval[string](w, "document.querySelector("+quoted(selector)+").textContent.trim()")
@@ -290,35 +290,35 @@ const pressIn = `(selector => {
 	return "";
 })`
 
-// press clicks an element, once it is there: a page shows what was sampled up to a second ago, and
-// changes as more is told.
+// press clicks an element, once it is there: a page shows a sample that is up to a second old, and
+// changes with the next sample.
 func (w *tab) press(selector string) {
 	w.t.Helper()
 	w.wait("document.querySelector(" + quoted(selector) + ")")
 	require.Empty(w.t, eval[string](w, pressIn+"("+quoted(selector)+")"), "press %s", selector)
 }
 
-// follow clicks what leads to another page, and waits for that.
+// follow clicks an element that leads to another page, and waits for that page.
 func (w *tab) follow(selector string) {
 	w.t.Helper()
 	w.press(selector)
 	w.loaded()
 }
 
-// followJob is follow to the page of a job, until the job has ended.
+// followJob follows to the page of a job, and waits until the job has ended.
 func (w *tab) followJob(selector string) {
 	w.t.Helper()
 	w.follow(selector)
 	w.wait(`document.querySelector("#job").dataset.ended === "true"`)
 }
 
-// loaded waits until there is another page than that on which something was pressed.
+// loaded waits until the page after the last press is loaded.
 func (w *tab) loaded() {
 	w.t.Helper()
 	w.wait(`!window.marked && document.readyState === "complete"`)
 }
 
-// submit clicks the button of a form whose change succeeds: the next page tells so.
+// submit clicks the button of a form, and requires that the next page reports the change.
 func (w *tab) submit(selector, done string) {
 	w.t.Helper()
 	w.follow(selector)
@@ -326,7 +326,7 @@ func (w *tab) submit(selector, done string) {
 	require.Equal(w.t, done, w.text("#done"))
 }
 
-// keys presses keys, as at a keyboard: a key that the page takes for itself is not written too.
+// keys presses keys, as at a keyboard: a shortcut of the page does not also write its character.
 func (w *tab) keys(text string) {
 	w.t.Helper()
 	w.do(func(ctx context.Context, t *chromedp.Target) (v chromedp.Void, err error) {
@@ -352,7 +352,7 @@ func (w *tab) mark() {
 	w.do(chromedp.Evaluate[chromedp.Void]("window.marked = true"))
 }
 
-// same requires that the page that was marked was not loaded again.
+// same requires that the marked page was not loaded again.
 func (w *tab) same() {
 	w.t.Helper()
 	require.True(w.t, eval[bool](w, "window.marked === true"), "the page was loaded again")

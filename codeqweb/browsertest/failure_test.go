@@ -26,7 +26,7 @@ func TestShardFails(t *testing.T) {
 	w.mark()
 	w.waitText("#live-state", "live")
 	broken.Store(true)
-	for err := error(nil); err == nil; { // until one comes to the shard that has failed
+	for err := error(nil); err == nil; { // until a task comes to the failed shard
 		_, err = s.q.Produce(context.Background(), codeq.Task{Queue: "mail"})
 	}
 	w.wait(`document.querySelector("#sample-error")`)
@@ -38,7 +38,7 @@ func TestShardFails(t *testing.T) {
 	for _, path := range []string{"healthz", "readyz"} {
 		require.Equal(t, 503, eval[int](w, `fetch(`+quoted(w.root+path)+`).then((a) => a.status)`))
 	}
-	// Other pages tell it, and none hangs.
+	// Other pages report it, and no page hangs.
 	w.open("")
 	require.Equal(t, 1, w.count("#sample-error"))
 	require.Empty(t, eval[[]string](w, faultsIn))
@@ -51,7 +51,7 @@ func TestShardFails(t *testing.T) {
 	require.Equal(t, "failed", eval[string](w, `document.querySelector("#error").dataset.kind`))
 	require.Contains(t, eval[string](w, "document.body.innerText"), "its storage failed")
 
-	// So does a queue that is closed.
+	// Pages of a closed queue do the same.
 	w.open("storage")
 	require.Error(t, s.q.Close())
 	w.open("tasks")

@@ -15,14 +15,14 @@ import (
 	"codeq"
 )
 
-// hostile does harm where a text is taken for a part of the page, reverses what stands around it,
-// and has what cannot be seen.
+// hostile does harm where a text becomes a part of the page, reverses the text around it, and has
+// invisible characters.
 const hostile = `"'></pre></svg><script>window.harm=1</script><img src=x onerror=window.harm=1><a href=javascript:harm>` + "\u202e\u2066\x00"
 
-// seen is how it is shown: all of it, and what cannot be seen as an escape.
+// seen is hostile as pages show it: all of it, with escapes for invisible characters.
 const seen = `"'></pre></svg><script>window.harm=1</script><img src=x onerror=window.harm=1><a href=javascript:harm>\u202e\u2066\x00`
 
-// harmless requires that nothing of a page was run.
+// harmless requires that no part of hostile ran in a page.
 func (w *tab) harmless(path string) {
 	w.t.Helper()
 	require.False(w.t, eval[bool](w, "window.harm !== undefined"), path)
@@ -32,7 +32,7 @@ func (w *tab) harmless(path string) {
 	require.NotRegexp(w.t, "[\u202a-\u202e\u2066-\u2069]", eval[string](w, "document.documentElement.outerHTML"), path)
 }
 
-// TestHostile: what strangers have put into a queue, wherever they can, is shown and not run.
+// TestHostile: hostile texts, in every field that strangers can set, are shown and not run.
 func TestHostile(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -42,7 +42,7 @@ func TestHostile(t *testing.T) {
 		Headers: map[string]string{hostile: hostile}, Unique: codeq.Unique{Key: hostile},
 	}
 	id := s.produce(bad)
-	// Its worker says something about it, and then gives it up.
+	// The worker of a task writes a note about it, and then dead-letters it.
 	said := make(chan struct{})
 	s.work("run\u202e<script>window.harm=1</script>", hostile, func(ctx context.Context, _ *codeq.Job[[]byte]) error {
 		defer close(said)
@@ -95,7 +95,7 @@ func TestHostile(t *testing.T) {
 	w.open("schedules")
 	require.Equal(t, 1, w.count("#schedules tbody tr"))
 
-	// Links and forms lead to what it names, byte for byte.
+	// Links and forms keep the name byte for byte.
 	w.open("")
 	w.follow("#queues tbody tr a")
 	require.Equal(t, "Queue "+seen, w.text("h1"))
@@ -118,7 +118,7 @@ func TestHostile(t *testing.T) {
 	w.harmless("bulks")
 }
 
-// TestPayloads: large and strange payloads are shown as what they are.
+// TestPayloads: large and strange payloads are shown with their right kind.
 func TestPayloads(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, codeq.Options{Shards: 1})
@@ -138,7 +138,7 @@ func TestPayloads(t *testing.T) {
 	require.Contains(t, w.text("#payload .kind"), "only the beginning is shown")
 	require.Less(t, len(text()), 256<<10)
 	require.Empty(t, eval[[]string](w, faultsIn))
-	// All of it comes as a file that no browser runs.
+	// The download is a file that no browser runs.
 	file := eval[struct {
 		Type, As string
 		Bytes    int

@@ -11,10 +11,10 @@ import (
 	"codeq"
 )
 
-// quick is how long any page of a large queue may take, on a busy machine.
+// quick is the longest time for a page of a large queue, on a busy machine.
 const quick = 15 * time.Second
 
-// timed opens a page, which has to come soon.
+// timed opens a page, and requires that it is quick.
 func (w *tab) timed(path string) {
 	w.t.Helper()
 	begin := time.Now()

@@ -12,8 +12,7 @@ import (
 	"codeq"
 )
 
-// faultsIn looks for what is wrong with any page: things that a viewer cannot read, reach, or tell
-// apart.
+// faultsIn finds the faults of a page: parts that a viewer cannot read, reach, or distinguish.
 const faultsIn = `(() => {
 	const faults = [], ids = new Set();
 	const root = document.documentElement;
@@ -92,7 +91,7 @@ func TestScreens(t *testing.T) {
 	}
 }
 
-// TestColors: the page follows what the viewer prefers.
+// TestColors: the page has the color scheme that the viewer prefers.
 func TestColors(t *testing.T) {
 	t.Parallel()
 	w := newTab(t, newSite(t, codeq.Options{Shards: 1}))
@@ -119,7 +118,7 @@ func TestEmpty(t *testing.T) {
 	require.Contains(t, w.text("#no-workers"), "Queue.Run")
 }
 
-// TestWhatScreensShow: what is in the queue is on the screens.
+// TestWhatScreensShow: the screens show the content of the queue.
 func TestWhatScreensShow(t *testing.T) {
 	t.Parallel()
 	s, ids := loaded(t)
@@ -204,13 +203,13 @@ func TestLive(t *testing.T) {
 	w.wait(`document.querySelector("#chart-tasks path[data-series=ready], .charts path[data-series]")?.getAttribute("d").length > 10`)
 	w.same()
 
-	// The key stops it and lets it go on.
+	// The key stops the updates and starts them again.
 	w.keys("l")
 	w.waitText("#live-state", "stopped")
 	w.keys("l")
 	w.waitText("#live-state", "live")
 
-	// A task, and a list, are looked at again. What somebody writes in a form stays.
+	// The pages of a task and of a list are updated. The input in a form stays.
 	w.open("task?id=" + id.String())
 	w.mark()
 	w.fill("#actions [name=priority]", "8")
@@ -229,7 +228,7 @@ func TestLive(t *testing.T) {
 	w.same()
 }
 
-// TestKeys: all can be reached by the keyboard.
+// TestKeys: the keyboard reaches everything.
 func TestKeys(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, codeq.Options{Shards: 1})
@@ -253,7 +252,7 @@ func TestKeys(t *testing.T) {
 	w.wait(`!document.querySelector("#keys").open`)
 	w.keys("/")
 	w.wait(`document.activeElement.id === "find-id"`)
-	w.keys("j") // is written there
+	w.keys("j") // the field gets the character
 	require.Equal(t, "j", eval[string](w, "document.activeElement.value"))
 	w.open("tasks")
 	w.keys("jjk")

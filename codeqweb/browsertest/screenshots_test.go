@@ -54,8 +54,8 @@ func TestScreenshots(t *testing.T) {
 	}
 }
 
-// business lets a queue be at work until the test ends. It returns a task to look at, and what ends
-// its attempt and begins another one.
+// business keeps a queue at work until the test ends. It returns a task for a screenshot; again
+// ends its attempt and begins another one.
 func (s *site) business() (id codeq.ID, again func()) {
 	s.t.Helper()
 	handle := func(takes time.Duration, fails uint8, why string) func(context.Context, *codeq.Job[[]byte]) error {

@@ -62,7 +62,7 @@ func newSite(t *testing.T, opts codeq.Options) *site {
 	return serve(t, q)
 }
 
-// log returns what was audited so far.
+// log returns the audit entries so far.
 func (s *site) log() []codeqweb.Entry {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -163,7 +163,7 @@ func (s *site) schedule(name string) {
 	}))
 }
 
-// scheduled returns a schedule; a zero one: there is none.
+// scheduled returns a schedule; the zero value if there is none.
 func (s *site) scheduled(name string) codeq.ScheduleInfo {
 	s.t.Helper()
 	all, err := s.q.Schedules(context.Background())
@@ -176,7 +176,7 @@ func (s *site) scheduled(name string) codeq.ScheduleInfo {
 	return codeq.ScheduleInfo{}
 }
 
-// loaded serves a queue with something of everything, and returns the IDs of its tasks.
+// loaded serves a queue with content for every screen, and returns the IDs of its tasks.
 func loaded(t *testing.T) (s *site, ids map[string]codeq.ID) {
 	s = newSite(t, codeq.Options{Shards: 2, Retention: time.Hour})
 	ctx := context.Background()
@@ -204,7 +204,7 @@ func loaded(t *testing.T) (s *site, ids map[string]codeq.ID) {
 	return s, ids
 }
 
-// screens are all of them, of a loaded site.
+// screens returns the paths of all screens of a loaded site.
 func screens(ids map[string]codeq.ID) []string {
 	list := []string{
 		"", "?by=minute&order=dead&find=m", "queue?name=mail", "queue?name=nobody", "tasks", "tasks?state=blocked&queue=mail", "dead", "dead?queue=mail",

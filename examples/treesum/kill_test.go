@@ -26,7 +26,7 @@ import (
 
 var seed = flag.Uint64("seed", 0, "of the moments at which processes are killed; 0: the clock's")
 
-// childEnv makes the test binary the command itself, which logs its steps on standard error.
+// childEnv makes the test binary the command itself, with a log of its steps on standard error.
 const childEnv = "TREESUM_TEST_CHILD"
 
 func TestMain(m *testing.M) {
@@ -39,8 +39,8 @@ func TestMain(m *testing.M) {
 	main()
 }
 
-// teller writes lines "walk NAME", "hash NAME" before something is read, and "done NAME" once a
-// digest is stored.
+// teller writes lines: "walk NAME" and "hash NAME" before a read, and "done NAME" once a digest is
+// stored.
 type teller struct {
 	mu   sync.Mutex
 	told map[string]bool // done
@@ -123,7 +123,7 @@ func TestKill9(t *testing.T) {
 	}
 	args := []string{"-workers", "4", "-keep", "-queue", queue, root}
 
-	done := make(map[string]int) // by which run it was said to be done
+	done := make(map[string]int) // the run that reported it done
 	reads, kills := make(map[string]int), 0
 	for run := 1; ; run++ {
 		stdout, rest, killed := child(t, args, 1+rng.IntN(files/6), func(event, name string) {
@@ -157,7 +157,7 @@ func TestKill9(t *testing.T) {
 	require.Greater(t, kills, 5)
 }
 
-// The queue is there until everything has been printed.
+// TestKill9WhilePrinting: the queue stays until everything is printed.
 func TestKill9WhilePrinting(t *testing.T) {
 	t.Parallel()
 	root, queue := filepath.Join(t.TempDir(), "tree"), filepath.Join(t.TempDir(), "queue")

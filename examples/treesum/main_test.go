@@ -86,8 +86,8 @@ func write(t *testing.T, path, content string) {
 	require.NoError(t, os.WriteFile(path, []byte(content), 0o644))
 }
 
-// strangeTree is a tree with every kind of name and entry, some of which other systems than Linux
-// refuse.
+// strangeTree is a tree with every kind of name and entry. Systems other than Linux refuse some of
+// them.
 func strangeTree(t *testing.T) string {
 	t.Helper()
 	root := filepath.Join(t.TempDir(), "tree")
@@ -132,8 +132,8 @@ func TestOutput(t *testing.T) {
 	})
 }
 
-// sha256sum returns the output of the real tools. Where they are missing the test does without
-// them.
+// sha256sum returns the output of the real tools. The test goes on without them if they are
+// missing.
 func sha256sum(t *testing.T, arg string) string {
 	t.Helper()
 	version, _ := exec.Command("sha256sum", "--version").Output()
