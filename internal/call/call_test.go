@@ -18,12 +18,12 @@ var (
 	receipt   = engine.Receipt{ID: id, Token: 1 << 40}
 )
 
-// schedules is a part of the schedules, each shown as its name.
+// schedules is a part of the schedules. Each is shown as its name.
 type schedules struct{ Schedules[string] }
 
 func (*schedules) Decide(*engine.State) (engine.Verdict, error) { return engine.Decided, nil }
 
-// requireCutShort makes sure that no shorter message is read as one.
+// requireCutShort requires that read refuses every truncated message.
 func requireCutShort(t *testing.T, message []byte, read func(*wire.Reader)) {
 	t.Helper()
 	for n := range message {
@@ -33,8 +33,9 @@ func requireCutShort(t *testing.T, message []byte, read func(*wire.Reader)) {
 	}
 }
 
-// TestBodies: a call says the same at the node that decides it, and its answer the same at the one
-// that called. After Again, the call can be sent and answered once more, with the same outcome.
+// TestBodies: a call has the same content at the node that decides it, and its answer has the same
+// content at the calling node. After Again, the call can be sent and answered once more, with the
+// same outcome.
 func TestBodies(t *testing.T) {
 	every := keys.ScheduleValue{Start: 5, Every: 300, Queue: "q", Record: []byte("record")}
 	times, err := engine.TimesOf(&every)
@@ -47,7 +48,7 @@ func TestBodies(t *testing.T) {
 	infos := []engine.QueueInfo{{Queue: "q", Counts: counts[0].Counts, Oldest: 1 << 40, Totals: keys.Totals{1, 2, 300}, Settings: []byte("s")}, {}}
 	for _, c := range []struct {
 		asked, answered, blank Body // with the arguments; with the answer, too
-		rest                   bool // the answer is whatever is left of the message
+		rest                   bool // the answer is the rest of the message
 	}{
 		{asked: &Alter{ID: id, How: engine.EndOfAlterations - 1, Arg: 1 << 40}, blank: &Alter{}},
 		{asked: &ReleaseKey{Hash: keys.UniqueHash("q", "", "", "", "k"), Key: "k"}, blank: &ReleaseKey{}},
@@ -94,12 +95,12 @@ func TestBodies(t *testing.T) {
 		},
 	} {
 		t.Run(fmt.Sprintf("%T", c.asked), func(t *testing.T) {
-			if c.answered == nil { // without an answer, the call is what it was
+			if c.answered == nil { // without an answer, the call stays unchanged
 				c.answered = c.asked
 			}
 			sent := c.asked.Append(nil)
 			next := func(b Body) {
-				if b, ok := b.(interface{ Next() }); ok { // a part of what is read
+				if b, ok := b.(interface{ Next() }); ok { // each answer is a part
 					b.Next()
 				}
 			}
@@ -124,14 +125,14 @@ func TestBodies(t *testing.T) {
 				require.NoError(t, r.Done())
 				require.Equal(t, answer, fresh.AppendReply(nil))
 			}
-			if _, ok := fresh.(interface{ Next() }); !ok { // which remembers where its part begins
+			if _, ok := fresh.(interface{ Next() }); !ok { // its part has a beginning
 				require.Equal(t, c.answered, fresh)
 			}
 		})
 	}
 }
 
-// TestUnknownAlteration: what this version does not know is refused.
+// TestUnknownAlteration: an alteration that this version does not know is refused.
 func TestUnknownAlteration(t *testing.T) {
 	for _, b := range []Body{&Alter{How: engine.EndOfAlterations}, &AlterMany{engine.BulkAlteration{How: engine.EndOfAlterations}}} {
 		r := wire.NewReader(b.Append(nil))
@@ -140,7 +141,7 @@ func TestUnknownAlteration(t *testing.T) {
 	}
 }
 
-// TestScheduleWithoutTimes: a schedule that cannot be, or that has no times, is refused.
+// TestScheduleWithoutTimes: an invalid schedule, or one without times, is refused.
 func TestScheduleWithoutTimes(t *testing.T) {
 	for _, v := range []keys.ScheduleValue{{Cron: "nonsense"}, {Cron: "@daily", TimeZone: "Nowhere/" + time.Local.String()}} {
 		r := wire.NewReader((&SetSchedule{Name: "s", Value: v}).Append(nil))

@@ -8,7 +8,9 @@ import (
 	"codeq/internal/engine"
 )
 
-// TestCalls: a call that is tried again has its first outcome, as long as its caller may ask.
+// TestCalls: a retry of a call has the first outcome, as long as its caller may ask. For this, each
+// call has a number, and Low is the oldest call under way. A new incarnation is later than all
+// before it.
 func TestCalls(t *testing.T) {
 	t.Parallel()
 	calls := NewSession(5)

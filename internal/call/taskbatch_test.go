@@ -27,13 +27,13 @@ func inGroup(shard uint64, parents ...[record.IDLen]byte) engine.NewTask {
 	return newTask(record.Record{Head: record.Head{Ties: record.Ties{Group: 4 * shard}}, Parents: parents, GroupKey: "g"})
 }
 
-// withKey is a task that has an idempotency key, by which it belongs to a shard of four.
+// withKey is a task with an idempotency key. The key determines its shard, of four.
 func withKey(key byte, flags uint8) engine.NewTask {
 	return newTask(record.Record{Head: record.Head{Ties: record.Ties{Unique: [keys.UniqueLen]byte{7: 4 * key}, Flags: flags}}, UniqueKey: "k"})
 }
 
-// TestSplit: each task goes to its shard, tasks without one go with the last part, and tasks that
-// would be stored again come last.
+// TestSplit: each task goes to its shard, tasks without a shard go with the last part, and tasks
+// that a repetition would store again come last.
 func TestSplit(t *testing.T) {
 	free := newTask(record.Record{Payload: []byte("p")})
 	require.Nil(t, SplitBatch([]engine.NewTask{free, free}, 4))
@@ -46,8 +46,8 @@ func TestSplit(t *testing.T) {
 	}, parts)
 }
 
-// TestSplitFlow: a task that waits for others of the batch is with them if it may be, and otherwise
-// in a part after theirs, which refers to them by their IDs.
+// TestSplitFlow: a task that waits for others of the batch is in their part if possible. Otherwise
+// it is in a later part, which refers to them by their IDs.
 func TestSplitFlow(t *testing.T) {
 	nth := func(n ...int) (ids [][record.IDLen]byte) {
 		for _, i := range n {
@@ -61,8 +61,8 @@ func TestSplitFlow(t *testing.T) {
 		newTask(record.Record{Parents: nth(0, 1)}), // 2: after both
 		inGroup(2, nth(1)...),                      // 3: with 1
 		inGroup(1, nth(2, 3)...),                   // 4: after 3, and perhaps after 2
-		free,                                       // 5: nobody waits for it
-		free,                                       // 6: 7 does
+		free,                                       // 5: no task waits for it
+		free,                                       // 6: 7 waits for it
 		newTask(record.Record{Parents: nth(6)}),    // 7: with 6
 		withKey(1, 0),                              // 8: the twin of 0
 		newTask(record.Record{Parents: nth(8, 3)}),                             // 9
@@ -112,8 +112,8 @@ func TestSplitFlow(t *testing.T) {
 	}
 }
 
-// TestRoute: the tasks that wait for each other go from shard to shard, and each stores what it
-// can.
+// TestRoute: tasks that wait for each other go from shard to shard, and each shard stores the tasks
+// that it can.
 func TestRoute(t *testing.T) {
 	nth := keys.Nth
 	free := newTask(record.Record{})
@@ -135,7 +135,7 @@ func TestRoute(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []BatchHop{{3, 1}, {1, 2}, {2, 1}}, r.hops)
 	at := slices.Clone(r.at)
-	at[7] = -1 // is not stored
+	at[7] = -1 // it is not stored
 	require.Equal(t, []int{1, 2, 2, 2, 3, 3, 0, -1, 1, 1}, at)
 	require.Equal(t, []BatchHop{{3, 1}, {1, 2}, {2, 1}, {3, 3}, {2, 1}, {2, 2}, {1, 3}, {1, 2}}, BatchHops(tasks, 3, 4, true))
 	require.NoError(t, CheckRoute(tasks, 3, 4, MaxBatchLimits))
@@ -146,8 +146,8 @@ func TestRoute(t *testing.T) {
 	require.NoError(t, CheckRoute([]engine.NewTask{inGroup(2), inGroup(1)}, 3, 4, BatchLimits{}), "nobody waits")
 }
 
-// TestTwinsAndParents: the first task of a key is the twin of the others, and the parent of those
-// who wait for one of them.
+// TestTwinsAndParents: the first task of a key is the twin of the others. A task that waits for one
+// of the others has the first as its parent.
 func TestTwinsAndParents(t *testing.T) {
 	tasks := []engine.NewTask{
 		newTask(record.Record{}), withKey(1, 0), withKey(2, 0), withKey(1, record.ReleaseOnDead),
@@ -168,8 +168,8 @@ func TestTwinsAndParents(t *testing.T) {
 }
 
 // TestReplaceInBatch: of several tasks of a key that replace each other, the first one is stored
-// with the content of the last, and keeps its own parents. To find them again, as a node does that
-// gets the batch, changes nothing.
+// with the content of the last, and keeps its own parents. The receiver of the batch finds the
+// twins again, and this changes nothing.
 func TestReplaceInBatch(t *testing.T) {
 	keyed := func(payload string, flags uint8, parents ...[record.IDLen]byte) engine.NewTask {
 		ties := record.Ties{Unique: [keys.UniqueLen]byte{7: 4}, Flags: record.HoldsKey | flags}
@@ -223,7 +223,7 @@ func TestCost(t *testing.T) {
 	require.Equal(t, "at most 1100 bytes", invalid.Limit)
 }
 
-// FuzzRead: tasks of another node are refused, or are sent again as the same bytes.
+// FuzzRead: tasks from another node are refused, or encode to the same bytes again.
 func FuzzRead(f *testing.F) {
 	f.Add(AppendTasks(nil, nil))
 	f.Add(AppendTasks(nil, []engine.NewTask{newTask(record.Record{}), withKey(1, 0), inGroup(2, keys.Nth(0)), withKey(1, 0)}))

@@ -20,7 +20,7 @@ import (
 	"codeq/internal/testbase"
 )
 
-// files is what a file system holds: the contents of its files, and "directory", by path.
+// files returns the contents of a file system by path: the content of a file, or "directory".
 func files(t require.TestingT, disk vfs.FS) map[string]string {
 	all := make(map[string]string)
 	var visit func(dir string)
@@ -54,8 +54,8 @@ func files(t require.TestingT, disk vfs.FS) map[string]string {
 	return all
 }
 
-// TestModel: a Disk does what vfs.MemFS does, and a copy of a kill is what the disk was. What is
-// written to one of them changes no other.
+// TestModel: a Disk behaves like vfs.MemFS, and a copy after a kill has the content of the disk. A
+// write to one of them changes no other.
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		disk, model := New(), vfs.NewCrashableMem()
@@ -109,7 +109,7 @@ func TestModel(t *testing.T) {
 			},
 			"reuse": func(*rapid.T) {
 				from, to := name.Draw(t, "from"), name.Draw(t, "to")
-				if _, err := disk.Stat(disk.PathDir(to)); err == nil { // or the model loses the file
+				if _, err := disk.Stat(disk.PathDir(to)); err == nil { // else the model loses the file
 					keep(both(func(fs vfs.FS) (vfs.File, error) { return fs.ReuseForWrite(from, to, "") }))
 				}
 			},
@@ -195,7 +195,7 @@ func TestModel(t *testing.T) {
 				}
 				clear(c.want)
 				maps.Copy(c.want, files(t, c.disk))
-				for _, percent := range []int{0, 100} { // of what was written now nothing is synced
+				for _, percent := range []int{0, 100} { // none of this content is synced
 					files(t, c.disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent}))
 				}
 			},
@@ -207,9 +207,9 @@ func TestModel(t *testing.T) {
 	})
 }
 
-// TestPowerLoss: each block, and each name, of a copy is from before or from after a sync that did
-// not come, and a block before one that was written may be missing; the seed says which, and says
-// the same again.
+// TestPowerLoss: each block and each name of a copy has the state from before or from after the
+// unsynced changes, and a block before a written one may be missing. The seed decides it, and each
+// time in the same way.
 func TestPowerLoss(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	disk := New()
@@ -281,7 +281,7 @@ func TestPowerLoss(t *testing.T) {
 	require.Greater(t, sizes[after], seeds/4)
 	require.Greater(t, len(sizes), 2)
 
-	// What a copy has, it does not lose.
+	// A copy does not lose its content in another crash.
 	left := disk.CrashClone(cfg(1))
 	require.Equal(t, files(t, left), files(t, left.CrashClone(vfs.CrashCloneCfg{})))
 	killed := disk.Clone()
@@ -323,7 +323,7 @@ func TestNames(t *testing.T) {
 	require.Equal(t, map[string]string{"/empty": "directory", "/file": ""}, files(t, disk))
 }
 
-// TestCopiesWaitForNothing: a disk is copied whatever is done to it, and to its copies, meanwhile.
+// TestCopiesWaitForNothing: a disk can be copied during any operation on it and on its copies.
 func TestCopiesWaitForNothing(t *testing.T) {
 	disk := New()
 	content := strings.Repeat("content ", chunkSize/4+10)
@@ -391,7 +391,7 @@ func TestCopiesWaitForNothing(t *testing.T) {
 	require.NoError(t, work.Wait())
 }
 
-// TestWriteSpoils: who uses what it has written again is found out.
+// TestWriteSpoils: a Write overwrites the caller's buffer, to detect callers that use it again.
 func TestWriteSpoils(t *testing.T) {
 	f, err := New().Create("a", "")
 	require.NoError(t, err)

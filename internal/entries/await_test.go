@@ -9,8 +9,8 @@ import (
 	"codeq/internal/keys"
 )
 
-// TestOutcomesOfANode: callers on one node hear of an end from one log entry, and share nothing of
-// it.
+// TestOutcomesOfANode: one log entry tells all callers of a node the end of a task. They share no
+// memory of it.
 func TestOutcomesOfANode(t *testing.T) {
 	var a Awaiting
 	id := keys.ID{1}

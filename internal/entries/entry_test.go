@@ -27,7 +27,7 @@ func openStore(t testing.TB, name string, caches *store.Caches) *store.Store {
 	return st
 }
 
-// TestWrite: what an entry says is in the store, with its index, however large it is.
+// TestWrite: the store has the content of an entry of any size, with its index.
 func TestWrite(t *testing.T) {
 	t.Parallel()
 	caches := store.NewCaches(1<<20, memTableBytes, 1)
@@ -84,12 +84,12 @@ func TestWrite(t *testing.T) {
 	require.ErrorIs(t, err, base.ErrFormat)
 	requireStored(11, 4, string([]byte{keys.Meta}), "identity")
 
-	_, err = w.Write(st, &Entry{}, 12, 5) // that of a leader that begins
+	_, err = w.Write(st, &Entry{}, 12, 5) // the entry of a new leader
 	require.NoError(t, err)
 	requireStored(12, 5, "k", "third")
 }
 
-// FuzzEntry: a damaged log entry is refused, or is one.
+// FuzzEntry: a damaged log entry is refused, or is a valid entry.
 func FuzzEntry(f *testing.F) {
 	e := Entry{Batch: []byte("batch"), Broadcast: []byte("broadcast")}
 	f.Add(e.Append(nil))
@@ -106,8 +106,8 @@ func FuzzEntry(f *testing.F) {
 	})
 }
 
-// FuzzBatch: the batch of an entry, whatever is in it, is written or fails the store, and does not
-// bring the process down.
+// FuzzBatch: any bytes as the batch of an entry are written, or fail the store. They do not crash
+// the process.
 func FuzzBatch(f *testing.F) {
 	caches := store.NewCaches(1<<20, memTableBytes, 1)
 	f.Cleanup(caches.Close)

@@ -14,7 +14,7 @@ import (
 	"codeq/internal/keys"
 )
 
-// interested is a node, and what its shards have stored.
+// interested is a node and the values that its shards have stored.
 type interested struct {
 	*Interests
 	hub    Hub
@@ -70,8 +70,8 @@ func (n *interested) setBroken(broken bool) {
 	n.broken = broken
 }
 
-// TestInterestsHalfStored: when a set was stored in some shards only, the next one is stored in
-// all, also if it is the one from before, with a larger number.
+// TestInterestsHalfStored: after a set was stored in some shards only, the next one is stored in
+// all, with a larger number, also if it equals the set before.
 func TestInterestsHalfStored(t *testing.T) {
 	n := newInterested()
 	require.NoError(t, n.Keep(3, n.publish))
@@ -84,11 +84,12 @@ func TestInterestsHalfStored(t *testing.T) {
 	require.Equal(t, [2]keys.InterestValue{{Kinds: 3, Incarnation: 7, Number: 3}, {Kinds: 3, Incarnation: 7, Number: 3}}, n.shards)
 	n.shards = [2]keys.InterestValue{}
 	require.NoError(t, n.publish())
-	n.requireStored(t, 0) // what is stored is not stored again
+	n.requireStored(t, 0) // publish does not store the same set again
 }
 
-// TestWithdraw: what an earlier life wanted, and what nobody wants any more, is given back a while
-// later, also if that fails at first; what is wanted again meanwhile costs nothing.
+// TestWithdraw: interests of an earlier incarnation, and interests without a subscription or call,
+// are withdrawn after a pause, also if the first try fails. If an interest is needed again during
+// the pause, nothing is stored.
 func TestWithdraw(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newInterested()
@@ -139,8 +140,8 @@ func TestWithdraw(t *testing.T) {
 	})
 }
 
-// TestWithdrawBesideSubscribe: a subscription, or a call, that begins while interests are given
-// back has them stored again before it goes on.
+// TestWithdrawBesideSubscribe: a subscription or a call may begin during a withdrawal. It goes on
+// after its interests are stored again.
 func TestWithdrawBesideSubscribe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newInterested()

@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestLine: calls go when their last message has been taken, and those that have given up do not
-// pile up.
+// TestLine: calls leave the line after their last message is taken. Calls that have given up do not
+// accumulate.
 func TestLine(t *testing.T) {
 	l := NewLines[*Patience](2)
 	calls := make([]Patience, 4)

@@ -12,7 +12,7 @@ import (
 	"codeq/internal/testbase"
 )
 
-// FuzzBroadcast: a damaged message is refused, or is one.
+// FuzzBroadcast: a damaged message is refused, or is a valid message.
 func FuzzBroadcast(f *testing.F) {
 	b := engine.Effects{
 		Events:   []engine.Event{{Kind: engine.EventRetried, ID: keys.ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5).UTC(), LastError: "e"}},
@@ -42,7 +42,7 @@ func FuzzBroadcast(f *testing.F) {
 	})
 }
 
-// TestBroadcastTravels: events, outcomes and cancels arrive as they were.
+// TestBroadcastTravels: events, outcomes and cancels arrive unchanged.
 func TestBroadcastTravels(t *testing.T) {
 	b := engine.Effects{
 		Events:   []engine.Event{{Kind: engine.EventRetried, ID: keys.ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5).UTC(), LastError: "e"}},

@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestWithin: a call is found however deep the stack is, and only on the stack of its own
+// TestWithin: a call is found at any depth of the stack, and only on the stack of its own
 // goroutine.
 func TestWithin(t *testing.T) {
 	var deep func(n int) bool

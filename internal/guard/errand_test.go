@@ -83,8 +83,8 @@ func TestErrand(t *testing.T) {
 	})
 }
 
-// TestErrandAfterPanic: the piece after one that has panicked follows, and so does one that is
-// added meanwhile; a panic of next ends the goroutine.
+// TestErrandAfterPanic: after a panic of one piece, the next one runs, also if it was added during
+// the panic. A panic of next ends the goroutine.
 func TestErrandAfterPanic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var living sync.WaitGroup

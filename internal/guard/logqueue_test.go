@@ -29,15 +29,15 @@ func (h slowHandler) WithGroup(name string) slog.Handler {
 	return slowHandler{h.Handler.WithGroup(name), h.gate}
 }
 
-// TestQueue: nobody waits for the handler; it gets what was logged in order, with the count of what
-// was lost, before Close returns, and nothing after that.
+// TestQueue: callers do not wait for the handler. Before Close returns, it gets the records in
+// their order and the number of lost ones. After Close it gets nothing.
 func TestQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
 		gate := make(chan struct{})
 		log, q := NewLogQueue(slowHandler{slog.NewTextHandler(&out, nil), gate})
 		log.With("a", 1).WithGroup("g").Info("first", "b", 2)
-		synctest.Wait() // it is in the hands of the handler
+		synctest.Wait() // the handler has the record
 		for range depth + 7 {
 			log.Info("next")
 		}
@@ -61,7 +61,7 @@ func TestQueue(t *testing.T) {
 	})
 }
 
-// TestCloseGivesUp: a handler that blocks is waited for as long as grace.
+// TestCloseGivesUp: Close waits for a blocked handler until grace is over.
 func TestCloseGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate := make(chan struct{})
@@ -72,6 +72,6 @@ func TestCloseGivesUp(t *testing.T) {
 		if took := time.Since(begun); took != grace {
 			t.Errorf("Close took %v", took)
 		}
-		close(gate) // or the goroutine does not end
+		close(gate) // otherwise the goroutine does not end
 	})
 }

@@ -15,8 +15,8 @@ import (
 	"codeq/internal/testbase"
 )
 
-// FuzzSeal gives a store any seal, with a right checksum: it is one that Seal writes, or damage.
-// The result of Correct matches the seal.
+// FuzzSeal gives a store any seal with a right checksum. The seal is like one of Seal, or it is
+// damage. The result of Correct matches the seal.
 func FuzzSeal(f *testing.F) {
 	files := content{"000001.log": []byte("what was written"), "000002.sst": make([]byte, 300)}
 	for _, was := range []content{ // when it was sealed
@@ -68,7 +68,7 @@ func FuzzSeal(f *testing.F) {
 	})
 }
 
-// FuzzFileSeal gives a file any seal: it is the one that SealFile writes, or damage.
+// FuzzFileSeal gives a file any seal. The seal is the one of SealFile, or it is damage.
 func FuzzFileSeal(f *testing.F) {
 	const path = "dir/votes"
 	text := []byte("a term and a vote")
@@ -112,8 +112,8 @@ func chunk(kind byte, data []byte) []byte {
 	return b
 }
 
-// FuzzChunks reads any content of a MANIFEST; and one of two records with that content, where a
-// flipped bit of the first one is always found, since the second one follows.
+// FuzzChunks reads any content of a MANIFEST. It also reads a MANIFEST of two records with that
+// content: there a flipped bit of the first record is always found, since the second one follows.
 func FuzzChunks(f *testing.F) {
 	f.Add([]byte(nil), uint(0))
 	f.Add(chunk(kindFull, []byte("record")), uint(40))

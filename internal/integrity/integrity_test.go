@@ -29,7 +29,7 @@ func contentOf(t testing.TB, fs vfs.FS, dir string) content {
 	for _, name := range names {
 		f, err := fs.Open(fs.PathJoin(dir, name))
 		if errors.Is(err, os.ErrNotExist) {
-			continue // the store has done with it meanwhile
+			continue // the store has deleted it in the meantime
 		}
 		require.NoError(t, err)
 		c[name], err = io.ReadAll(f)
@@ -39,7 +39,7 @@ func contentOf(t testing.TB, fs vfs.FS, dir string) content {
 	return c
 }
 
-// with returns a file system with the content, in which one file is different.
+// with returns a file system with the content, but one file is different.
 func (c content) with(t testing.TB, name string, b []byte) vfs.FS {
 	t.Helper()
 	fs := crashfs.New()
@@ -138,7 +138,7 @@ func TestSeal(t *testing.T) {
 	require.False(t, sealed)
 }
 
-// TestCorrect: any one bit that a seal covers is corrected, and two are not.
+// TestCorrect: any single bit that a seal covers is corrected; two bits are not.
 func TestCorrect(t *testing.T) {
 	_, c := store(t, 8, 30)
 	rng := rand.New(rand.NewPCG(7, 8))
@@ -203,7 +203,7 @@ func TestCheckManifests(t *testing.T) {
 	require.Greater(t, seen, 1000)
 }
 
-// recordsOf counts the bytes up to the chunk at which a reader stops.
+// recordsOf counts the bytes before the chunk that stops a reader.
 func recordsOf(b []byte) (bytes int) {
 	for from := 0; from < len(b); from += blockBytes {
 		block := b[from:min(from+blockBytes, len(b))]

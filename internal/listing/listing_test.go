@@ -30,8 +30,8 @@ func item(name string, k Key, at uint64) Item[listed] {
 	return Item[listed]{Task: &listed{name, k}, At: at}
 }
 
-// TestMerge: the pages of shards become one list in the order of the state; each is fetched when
-// the one before it is used up, from its shard.
+// TestMerge: the pages of shards become one list in the order of the state. Each page of a shard is
+// fetched after the one before it is used up.
 func TestMerge(t *testing.T) {
 	for state, want := range map[engine.TaskState]string{
 		engine.Ready:     "[urgent early late tenant other]", // queue, priority, tenant, time
@@ -72,7 +72,7 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// TestMergeEnds: it ends with the error of a shard, and when nobody wants more.
+// TestMergeEnds: Merge ends with the error of a shard, or when the caller stops it.
 func TestMergeEnds(t *testing.T) {
 	broken := errors.New("broken")
 	fetched, yielded := 0, 0
@@ -91,8 +91,8 @@ func TestMergeEnds(t *testing.T) {
 	require.Equal(t, 1, fetched)
 }
 
-// TestTravel: a Reader reads on at the leader of its shard, which gets no more spans than it needs,
-// and has what is left to read when the page is back.
+// TestTravel: a Reader goes on at the leader of its shard, with only the spans for one page. When
+// the page is back, the Reader still has the spans after it.
 func TestTravel(t *testing.T) {
 	l := newReader(Query{State: engine.Dead, Queue: "q", Tenants: []string{"x", ""}, From: time.Unix(3, 4), To: time.Unix(5, 6)})
 	l.begun, l.left = true, 7
@@ -124,7 +124,7 @@ func TestTravel(t *testing.T) {
 
 	l.show = nil // functions are not equal
 	before := *l
-	for n := range page { // nothing is taken from a page that is cut short
+	for n := range page { // a truncated page changes nothing
 		r := wire.NewReader(page[:n])
 		l.DecodePage(r)
 		require.Error(t, r.Done())
@@ -135,8 +135,8 @@ func TestTravel(t *testing.T) {
 	require.Error(t, r.Done(), "a state that does not exist")
 }
 
-// TestSurveyWaits: the next part of the leases is not looked for before the caller has read what it
-// has of this one.
+// TestSurveyWaits: the survey of the next part of the leases waits until the caller has read this
+// part.
 func TestSurveyWaits(t *testing.T) {
 	l := newReader(Query{State: engine.Leased})
 	last := &Position{Key: Key{Queue: "q", ID: keys.ID{9}}, At: 9}
@@ -160,7 +160,7 @@ func TestSurveyWaits(t *testing.T) {
 	require.Equal(t, last, l.After)
 }
 
-// TestPrepare: leases become spans in their order, each once, so many at a time as a page has
+// TestPrepare: leases become spans in their order, each once. Each step makes as many as a page has
 // tasks.
 func TestPrepare(t *testing.T) {
 	l := newReader(Query{State: engine.Leased})

@@ -12,8 +12,8 @@ import (
 	"codeq/internal/keys"
 )
 
-// TestPageIsGivenUp: a shard may go on reading for a caller who has gone, which only the race
-// detector sees.
+// TestPageIsGivenUp: a shard may go on reading after its caller has gone. Only the race detector
+// can see a fault there.
 func TestPageIsGivenUp(t *testing.T) {
 	q := &Request{Query: Query{Queue: "q"}, States: []engine.TaskState{engine.Ready}, Limit: 1}
 	gone, read := errors.New("the caller has gone"), make(chan struct{})
@@ -29,8 +29,8 @@ func TestPageIsGivenUp(t *testing.T) {
 	<-read
 }
 
-// FuzzPlace: a text is refused, or is the only one of a place; and what has the right sum is one of
-// a place in the list, or is refused too.
+// FuzzPlace: a text is refused, or is the only text of a place in the list. This is also true of
+// texts with a right checksum.
 func FuzzPlace(f *testing.F) {
 	q := &Request{Query: Query{Queue: "q", Tenants: []string{"t"}}, States: []engine.TaskState{engine.Ready, engine.Dead}}
 	for _, p := range []*Place{

@@ -33,8 +33,8 @@ func TestEndOfSubscription(t *testing.T) {
 	})
 }
 
-// TestUnreadSubscription: a subscription lasts while somebody reads it, and ends soon after the
-// last one has: at once, if who reads has gone.
+// TestUnreadSubscription: a subscription lasts while it has a reader, and ends soon after its last
+// read. If the reader disconnects, it ends at once.
 func TestUnreadSubscription(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var hub entries.Hub
@@ -65,7 +65,7 @@ func TestUnreadSubscription(t *testing.T) {
 		require.ErrorIs(t, <-goneWaits, context.Canceled)
 		requireOver(goneOver, true)
 
-		for n := range 2 { // each of the two gets one
+		for n := range 2 { // each of the two readers gets one event
 			requireOver(keptOver, false)
 			hub.Publish([]engine.Event{{Kind: 0, Queue: strconv.Itoa(n)}})
 			synctest.Wait()
@@ -84,7 +84,7 @@ func TestUnreadSubscription(t *testing.T) {
 	})
 }
 
-// begin begins a subscription. over is closed when nobody watches it any more.
+// begin begins a subscription. over is closed at its end.
 func begin(t *testing.T, hub *entries.Hub, all *subscriptions) (number uint64, over <-chan struct{}) {
 	events, err := hub.Subscribe(engine.KindSet(1), nil, 1)
 	require.NoError(t, err)

@@ -20,13 +20,13 @@ import (
 
 const somebody = 65534
 
-// TestOtherUsers: another user does not get as far as the socket, and is not let in if the modes of
-// its directories were changed; nor does a program talk to a socket of another user.
+// TestOtherUsers: another user cannot reach the socket. If the modes of its directories are
+// changed, the socket refuses that user. A program does not use a socket of another user.
 func TestOtherUsers(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root may become another user")
 	}
-	queue, err := os.MkdirTemp("/tmp", "localsocket") // which others may enter
+	queue, err := os.MkdirTemp("/tmp", "localsocket") // other users may enter it
 	require.NoError(t, err)
 	defer os.RemoveAll(queue)
 	require.NoError(t, os.Chmod(queue, 0o755))
@@ -43,7 +43,7 @@ func TestOtherUsers(t *testing.T) {
 			return err
 		}
 		defer c.Close()
-		if err := c.SetReadDeadline(time.Now().Add(2 * time.Second)); err != nil { // less than a handshake has
+		if err := c.SetReadDeadline(time.Now().Add(2 * time.Second)); err != nil { // shorter than a handshake's
 			return err
 		}
 		b, err := io.ReadAll(c)
@@ -69,7 +69,8 @@ func TestOtherUsers(t *testing.T) {
 	require.NoError(t, client())
 	require.Equal(t, 1, served)
 
-	// Root asks whoever owns the directory, and nobody who has put a socket there.
+	// Root accepts an answer from the directory's owner, but not from another user with a socket
+	// there.
 	require.NoError(t, os.Chown(filepath.Dir(s.Socket()), somebody, -1))
 	err = client()
 	require.ErrorIs(t, err, fs.ErrPermission)

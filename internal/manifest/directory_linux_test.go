@@ -12,10 +12,10 @@ import (
 	"codeq/internal/testkit"
 )
 
-// TestUnlistableParent: a queue is made in a directory that may be entered and written, but not
-// listed; in one that may not be written nothing is left behind.
+// TestUnlistableParent: a queue can be made in a directory that the user may enter and write, but
+// not list. In a directory that the user may not write, nothing is left behind.
 func TestUnlistableParent(t *testing.T) {
-	root, err := os.MkdirTemp("/tmp", "manifest") // which others may enter
+	root, err := os.MkdirTemp("/tmp", "manifest") // other users may enter it
 	require.NoError(t, err)
 	defer os.RemoveAll(root)
 	require.NoError(t, os.Chmod(root, 0o755))

@@ -40,7 +40,8 @@ func create(t *testing.T, fs vfs.FS, path string) {
 	require.NoError(t, f.Close())
 }
 
-// TestLostDirectory: no operation by a path goes through once that leads elsewhere, and others do.
+// TestLostDirectory: once its path leads to another directory, all operations by this path fail.
+// Operations by other paths do not.
 func TestLostDirectory(t *testing.T) {
 	t.Parallel()
 	d, store := openedHere(t)
@@ -97,7 +98,7 @@ func TestLostDirectory(t *testing.T) {
 	require.NoError(t, d.Close())
 }
 
-// TestStoreIsSwapped: what the process itself puts in the place of a store is its own.
+// TestStoreIsSwapped: a directory that the process itself puts in the place of a store is its own.
 func TestStoreIsSwapped(t *testing.T) {
 	t.Parallel()
 	d, store := openedHere(t)
@@ -113,8 +114,8 @@ func TestStoreIsSwapped(t *testing.T) {
 	require.NoError(t, d.Close())
 }
 
-// TestOldRecordIsWrittenAnew: while a store is written, its record gets another file now and then,
-// so that an older one which is written into the file names another one.
+// TestOldRecordIsWrittenAnew: while a store is written, its record moves to a new file now and
+// then. So if an older record is written back, it names another file.
 func TestOldRecordIsWrittenAnew(t *testing.T) {
 	t.Parallel()
 	d, store := openedHere(t)
@@ -143,9 +144,9 @@ func TestOldRecordIsWrittenAnew(t *testing.T) {
 	require.NoError(t, d.Close())
 }
 
-// TestCrashIsNoted: the manifest says that a process has died until an application has taken back
-// what was at work there: neither an Open that fails, nor one that is closed before, nor a tool,
-// nor a repair ends that.
+// TestCrashIsNoted: the manifest notes the death of a process until an application has taken back
+// its leases. A failed Open, an Open that is closed before, a tool and a repair do not remove the
+// note.
 func TestCrashIsNoted(t *testing.T) {
 	t.Parallel()
 	yes, no := func() bool { return true }, func() bool { return false }

@@ -12,15 +12,15 @@ import (
 	"codeq/internal/crashfs"
 )
 
-// TestIncarnations: each time that a node's directory is opened begins an incarnation with a larger
-// number, which is on disk, also if the clock was set back or the directory is an older copy.
+// TestIncarnations: each open of a node's directory begins an incarnation with a larger number, and
+// stores it, also if the clock was set back or the directory is an older copy.
 func TestIncarnations(t *testing.T) {
 	fs := crashfs.New()
 	begin := func() uint64 {
 		d, err := Open(fs, "q", Want{Shards: 1, Node: "n"})
 		require.NoError(t, err)
 		require.NoError(t, d.Take(false, "", nil))
-		require.NoError(t, d.Close()) // as when its process is killed
+		require.NoError(t, d.Close()) // like a kill of its process
 		return d.Incarnation
 	}
 	first := begin()
@@ -47,7 +47,8 @@ func TestIncarnations(t *testing.T) {
 	require.NoError(t, d.Close())
 }
 
-// reopened is the manifest of a directory after its next incarnation has begun, as it is on disk.
+// reopened returns the manifest of a directory, as on disk, after the beginning of its next
+// incarnation.
 func (m Manifest) reopened(t *testing.T) Manifest {
 	t.Helper()
 	fs := crashfs.New()
@@ -59,7 +60,7 @@ func (m Manifest) reopened(t *testing.T) Manifest {
 	return *got
 }
 
-// meets returns what a node finds that sees a directory, and would remember it over a restart.
+// meets returns the verdict of a node that sees the directory o. The node is then restarted.
 func (m *Manifest) meets(t *testing.T, o Manifest) error {
 	t.Helper()
 	_, err := m.See(o.ID, o.Incarnations())
@@ -67,9 +68,9 @@ func (m *Manifest) meets(t *testing.T, o Manifest) error {
 	return err
 }
 
-// TestOlderCopy: a directory is known by those who have seen it in any of its incarnations, and an
-// older copy of it is refused by those who have seen it in a later one; however often either is
-// opened without being seen, and whatever its clock says.
+// TestOlderCopy: a node accepts a directory again after any of its incarnations, and refuses an
+// older copy if it has seen a later incarnation. The number of unseen incarnations of both, and
+// their clocks, make no difference.
 func TestOlderCopy(t *testing.T) {
 	node := func(id string) Manifest {
 		return Manifest{Format: Format, Shards: 1, ID: id, Node: "n" + id, Cluster: "c"}.reopened(t)
@@ -86,7 +87,8 @@ func TestOlderCopy(t *testing.T) {
 	require.ErrorIs(t, other.meets(t, later), base.ErrOldCopy, "an incarnation that it does not know was seen")
 	require.ErrorContains(t, other.meets(t, later), "directory first was seen in incarnation")
 
-	// A copy whose incarnations have numbers below those that were seen, as the clock was set back.
+	// A copy. Its incarnations have smaller numbers than the seen ones, since the clock was set
+	// back.
 	second := node("second")
 	copied := second
 	second.Incarnation += 1 << 50
@@ -97,12 +99,12 @@ func TestOlderCopy(t *testing.T) {
 		require.ErrorIs(t, other.meets(t, copied), base.ErrOldCopy)
 		require.LessOrEqual(t, len(copied.Incarnations()), MaxIncarnations)
 	}
-	// One that others know who do not know of it.
+	// A copy is accepted by a node that has not seen the original.
 	copied.ForgetEarlier()
 	ignorant := node("ignorant")
 	require.NoError(t, ignorant.meets(t, copied))
 
-	// One of which the last answer was lost, often.
+	// A directory was opened often, and each time the last answer to it was lost.
 	third := node("third")
 	require.NoError(t, other.meets(t, third))
 	third.ForgetEarlier()
@@ -123,7 +125,8 @@ func TestOlderCopy(t *testing.T) {
 	require.Len(t, other.Seen, 4)
 }
 
-// TestLeftAreNotSeen: a queue by itself has no incarnations, and knows none.
+// TestLeftAreNotSeen: after Leave, the manifest of a standalone queue has no incarnations of its
+// own or of other nodes.
 func TestLeftAreNotSeen(t *testing.T) {
 	fs := crashfs.New()
 	require.NoError(t, MakeDirectory(fs, "q"))

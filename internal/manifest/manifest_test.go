@@ -14,8 +14,8 @@ import (
 	"codeq/internal/testbase"
 )
 
-// TestPebbleFormat: directories of a format have stores of one of Pebble's, which changes only with
-// the format: what older builds of a cluster may get, they can read.
+// TestPebbleFormat: each format of directories has one format of Pebble, which changes only with
+// it. So older builds of a cluster can read every store that they may get.
 func TestPebbleFormat(t *testing.T) {
 	golden := map[int]pebble.FormatMajorVersion{7: 19, 8: 19}
 	require.Len(t, pebbleFormats, len(golden))
@@ -24,8 +24,8 @@ func TestPebbleFormat(t *testing.T) {
 	}
 }
 
-// FuzzManifest: a directory whose manifest has any content is refused for one of the reasons that
-// Open gives, or the manifest can be written again unchanged.
+// FuzzManifest: with any content of the manifest, Open refuses the directory for one of its
+// documented reasons, or the manifest can be written again unchanged.
 func FuzzManifest(f *testing.F) {
 	for _, m := range []Manifest{
 		{Format: Format, Shards: 3, ID: "00112233445566778899aabbccddeeff"},
@@ -68,8 +68,7 @@ func FuzzManifest(f *testing.F) {
 	})
 }
 
-// TestCheckIdentity: the identities of a directory's format and of older ones are accepted, no
-// others.
+// TestCheckIdentity: only the identities of a directory's format and of older formats are accepted.
 func TestCheckIdentity(t *testing.T) {
 	m := Manifest{Format: Format, Shards: 2, ID: "id"}
 	for f := OldestFormat; f <= Format; f++ {
@@ -86,8 +85,8 @@ func TestCheckIdentity(t *testing.T) {
 	require.ErrorIs(t, err, base.ErrCorrupt, "a shard of a newer format than its directory")
 }
 
-// TestFoundByOldQueue: a queue by itself of any format becomes a node of a format that nodes have,
-// and can be opened again when it was killed.
+// TestFoundByOldQueue: a standalone queue of any format becomes a node, with a format for nodes,
+// and can be opened again after a kill.
 func TestFoundByOldQueue(t *testing.T) {
 	for f := OldestFormat; f <= Format; f++ {
 		fs := crashfs.New()
@@ -107,8 +106,8 @@ func TestFoundByOldQueue(t *testing.T) {
 	}
 }
 
-// TestReplicaFormat: the format of a replica is that of its identity. One that is not known yet is
-// told from a damaged one.
+// TestReplicaFormat: a replica has the format of its identity. The errors distinguish an unknown
+// format from a damaged identity.
 func TestReplicaFormat(t *testing.T) {
 	for f := OldestFormat; f <= Format; f++ {
 		got, err := ReplicaFormat(1, 2, []byte(ReplicaIdentity(f, 1, 2)))

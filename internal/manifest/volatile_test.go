@@ -9,7 +9,7 @@ import (
 )
 
 // TestVolatile: a node's directory gets a new ID when the end of its logs may be lost, and keeps
-// the former one, and those two over any number of losses until it has rejoined.
+// the former one. It keeps these two over any number of losses until it has rejoined.
 func TestVolatile(t *testing.T) {
 	none, process := new(Volatile), func(boot string) *Volatile { return &Volatile{Boot: boot} }
 	for _, tc := range []struct {
@@ -19,7 +19,7 @@ func TestVolatile(t *testing.T) {
 		boot     string
 		volatile *Volatile
 		lost     bool
-		kept     *Volatile // as what the manifest says then
+		kept     *Volatile // in the manifest, after Take
 	}{
 		{"kill -9", process("1"), false, "1", process("1"), false, process("1")},
 		{"power loss", process("1"), false, "2", process("2"), true, nil},
@@ -84,9 +84,9 @@ func TestVolatile(t *testing.T) {
 	}
 }
 
-// TestDiffer: the shards of a queue by itself may be of different moments if the end of their logs
-// may be lost, or they were copied one after the other, or an older format has deleted messages;
-// until they agree again. A queue that was closed in order is of one moment.
+// TestDiffer: the shards of a standalone queue may be of different moments if the end of their logs
+// may be lost, or they were copied one after the other, or an older format has deleted messages.
+// They differ until they agree again. A queue after an orderly Close is of one moment.
 func TestDiffer(t *testing.T) {
 	none, process := new(Volatile), func(boot string) *Volatile { return &Volatile{Boot: boot} }
 	for _, tc := range []struct {
@@ -98,7 +98,7 @@ func TestDiffer(t *testing.T) {
 		format   int
 		shards   int
 		differ   bool
-		kept     *Volatile // as what the manifest says then
+		kept     *Volatile // in the manifest, after Take
 	}{
 		{"kill -9", process("1"), false, "1", process("1"), Format, 2, false, process("1")},
 		{"power loss", process("1"), false, "2", process("2"), Format, 2, true, process("2")},
@@ -129,7 +129,7 @@ func TestDiffer(t *testing.T) {
 				require.NoError(t, err)
 				require.Equal(t, tc.differ, got.Differ)
 				require.Equal(t, tc.kept, got.Volatile)
-				if tc.closed || tc.volatile == none { // now it is open, and nothing is lost that was not before
+				if tc.closed || tc.volatile == none { // now it is open, and nothing more is lost
 					break
 				}
 			}

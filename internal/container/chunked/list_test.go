@@ -72,7 +72,7 @@ func TestListGrowsByChunks(t *testing.T) {
 	require.Equal(t, 1, l.Len())
 }
 
-// TestListReleases: the garbage collector can free what was popped.
+// TestListReleases: the garbage collector can free popped elements.
 func TestListReleases(t *testing.T) {
 	var l List[*int]
 	for range chunkLen + 1 {

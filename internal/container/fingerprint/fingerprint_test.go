@@ -58,7 +58,8 @@ func TestMultisetAgainstModel(t *testing.T) {
 	})
 }
 
-// TestMultisetIsSmall: about three bytes a key, also after it shrank, and few false answers.
+// TestMultisetIsSmall: a set takes about three bytes a key, also after it shrank, and gives few
+// false answers.
 func TestMultisetIsSmall(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	var m Multiset

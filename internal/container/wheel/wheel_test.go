@@ -59,13 +59,13 @@ func byDeadline(a, b *item) int {
 	return cmp.Or(cmp.Compare(a.Deadline(), b.Deadline()), cmp.Compare(a.seq, b.seq))
 }
 
-// model does what a Wheel promises, with a sorted slice.
+// model behaves as a Wheel promises, with a sorted slice.
 type model struct {
 	t      *rapid.T
 	w      *Wheel[*item]
 	now    int64
 	seq    int
-	left   bool // what the last Advance returned
+	left   bool // the result of the last Advance
 	idle   []*item
 	queued []*item // sorted by byDeadline
 }
@@ -240,8 +240,8 @@ func TestWheelAgainstModel(t *testing.T) {
 	})
 }
 
-// A caller that sleeps until Next reports every entry at its deadline to the millisecond, and wakes
-// up at most once a level for each.
+// A caller that sleeps until Next reports every entry at its deadline, to the millisecond. For each
+// entry it wakes up at most once a level.
 func TestNextWakesOnceALevel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		start := rapid.Int64().Draw(t, "start")
@@ -344,7 +344,7 @@ func TestCallbackRemovesDueEntries(t *testing.T) {
 	require.Zero(t, w.Len())
 }
 
-// A callback that always adds late entries does not hold up Advance.
+// A callback that always adds late entries does not block Advance.
 func TestCallbackAddsLate(t *testing.T) {
 	w := New[int](0)
 	var e Entry[int]
