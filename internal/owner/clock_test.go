@@ -8,8 +8,8 @@ import (
 	"codeq/internal/engine"
 )
 
-// TestStalls: a stall counts with stallAfter of it, a sleep that ends in time with all of it, and a
-// sleep until the owner is woken as well.
+// TestStalls: of a stall, only stallAfter counts. A sleep that ends in time counts in full, and so
+// does a sleep until the owner is woken.
 func TestStalls(t *testing.T) {
 	c := NewClock()
 	require.EqualValues(t, 0, c.Tick(0, false))
@@ -24,7 +24,7 @@ func TestStalls(t *testing.T) {
 	require.EqualValues(t, 300+3*stallAfter+50_000, c.Tick(70_000, false), "a step took long")
 }
 
-// TestFullDiskStopsTheClock: no time counts while there is no room, however long that is.
+// TestFullDiskStopsTheClock: no time counts while the disk has no room, for any time.
 func TestFullDiskStopsTheClock(t *testing.T) {
 	c := NewClock()
 	c.Sleep(engine.Never)
@@ -36,8 +36,8 @@ func TestFullDiskStopsTheClock(t *testing.T) {
 	require.EqualValues(t, 1010, c.Tick(last+10, false))
 }
 
-// TestReapable: no lease is taken back whose deadline is later than the time at which an undecided
-// operation may have come: one in the inbox, one that was taken from it, one that is deferred.
+// TestReapable: a lease is not taken back if an undecided operation may have come before its
+// deadline. The operation may be in the inbox, taken from it, or deferred.
 func TestReapable(t *testing.T) {
 	c := NewClock()
 	c.Sleep(engine.Never)
@@ -45,7 +45,7 @@ func TestReapable(t *testing.T) {
 	c.Look(now, engine.Never, engine.Never)
 	require.EqualValues(t, 100, c.Reapable(false), "nothing waits")
 
-	// An operation that the next look finds has come after the last one.
+	// An operation that the next look finds has come after the last look.
 	now = c.Tick(150, false)
 	require.EqualValues(t, 100, c.Reapable(false))
 	c.Look(now, engine.Never, engine.Never)
@@ -53,7 +53,7 @@ func TestReapable(t *testing.T) {
 	require.EqualValues(t, 100, c.Reapable(true), "it is not decided")
 	require.EqualValues(t, 150, c.Reapable(false), "it is")
 
-	// It is deferred to the next group, which decides it.
+	// The operation is deferred to the next group, which decides it.
 	c.Defer(c.Taken())
 	require.EqualValues(t, 100, c.Reapable(false))
 	now = c.Tick(200, false)
@@ -63,21 +63,21 @@ func TestReapable(t *testing.T) {
 	require.EqualValues(t, 200, c.Reapable(false))
 	require.EqualValues(t, 150, c.Retry(), "none is deferred: those that were taken")
 
-	// Operations that waited for room came when they came.
+	// Operations that waited for room keep the time of their arrival.
 	now = c.Tick(300, false)
 	c.Look(now, 120, 110)
 	require.EqualValues(t, 120, c.Taken())
 	require.EqualValues(t, 110, c.Reapable(false), "one is left")
 
-	// Whoever wakes the owner comes after it fell asleep.
+	// An operation that wakes the owner comes after the beginning of the sleep.
 	c.Sleep(engine.Never)
 	c.Wake(450)
 	c.Tick(500, false)
 	require.EqualValues(t, 450, c.Reapable(false))
 }
 
-// TestTimesOfStalls: the time at which an operation came is reduced by what did not count, as the
-// time of its decision is, so that a stall before it takes no lease from its worker.
+// TestTimesOfStalls: the uncounted part of stalls is subtracted from the arrival of an operation,
+// as from its decision. So a stall before it takes no lease from its worker.
 func TestTimesOfStalls(t *testing.T) {
 	c := NewClock()
 	c.Tick(0, false)

@@ -9,15 +9,15 @@ import (
 	"codeq/internal/base"
 )
 
-// someFree is a disk with so many bytes that are free.
+// someFree is a disk with so many free bytes.
 type someFree uint64
 
 func (d someFree) DiskUsage() (vfs.DiskUsage, error) {
 	return vfs.DiskUsage{AvailBytes: uint64(d)}, nil
 }
 
-// TestDenied: a disk on which nothing can be written is full, and the error says what is missing:
-// room, or, if there is room, inodes or a quota.
+// TestDenied: a disk that refuses all writes is full. The error names the lack: room, or, if there
+// is room, inodes or a quota.
 func TestDenied(t *testing.T) {
 	for free, says := range map[someFree]string{
 		1 << 20: "nothing can be written: make room on the disk",

@@ -16,8 +16,8 @@ import (
 
 var errStopped = errors.New("stopped")
 
-// TestPushWaitsForRoom: a caller waits while the inbox is full, and the owner learns when the late
-// operation came.
+// TestPushWaitsForRoom: a caller waits while the inbox is full, and the owner learns the arrival of
+// the late operation.
 func TestPushWaitsForRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		in := owner.NewInbox(1, time.Now, func(op int) bool { return op == 2 })
@@ -44,12 +44,12 @@ func TestPushEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.ErrorIs(t, in.Push(ctx, 2, nil), context.Canceled)
-	require.NoError(t, in.Pass(3)) // which does not wait
+	require.NoError(t, in.Pass(3)) // Pass does not wait
 	ops, _, _ := in.Take(nil, false)
 	require.Equal(t, []int{1, 3}, ops)
 }
 
-// TestOwnerIsWoken: whatever comes ends the owner's sleep, once.
+// TestOwnerIsWoken: the first operation ends the owner's sleep, once.
 func TestOwnerIsWoken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		in := owner.NewInbox(8, time.Now, func(int) bool { return false })
@@ -71,7 +71,7 @@ func TestOwnerIsWoken(t *testing.T) {
 	})
 }
 
-// TestPick: the owner takes one operation out of the middle, and sleeps if there is none.
+// TestPick: the owner takes one operation from the middle, and sleeps if there is none.
 func TestPick(t *testing.T) {
 	in := owner.NewInbox(8, time.Now, func(int) bool { return false })
 	for op := range 3 {
@@ -90,8 +90,8 @@ func TestPick(t *testing.T) {
 	require.Equal(t, []int{0, 1, 2}, ops)
 }
 
-// TestStop: what was accepted stays, and what comes later is refused for the first reason, unless
-// the queue is closed.
+// TestStop: accepted operations stay. Later operations are refused for the first reason, or with
+// ErrClosed once the queue is closed.
 func TestStop(t *testing.T) {
 	in := owner.NewInbox(8, time.Now, func(int) bool { return false })
 	require.NoError(t, in.Pass(1))
@@ -105,8 +105,8 @@ func TestStop(t *testing.T) {
 	require.ErrorIs(t, in.Pass(3), base.ErrClosed)
 }
 
-// TestWithdraw: an operation that the owner has not taken can be taken back, which makes room; one
-// that waits for room in vain is not there.
+// TestWithdraw: an operation that the owner has not taken can be withdrawn, and this makes room. An
+// operation that got no room in time is not in the inbox.
 func TestWithdraw(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var limits base.Limits

@@ -7,8 +7,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestClock: a step lasts from the end of the one before, or the begin of the round, to its own,
-// and has done what was done meanwhile; a round lasts from its begin to the end of its last step.
+// TestClock: a step lasts from the end of the step before it, or from the beginning of the round,
+// to its own end, and counts the work of this time. A round lasts from its beginning to the end of
+// its last step.
 func TestClock(t *testing.T) {
 	const read, write, round = 1, 2, 3
 	c := UpkeepClock{UpkeepTable: new(UpkeepTable)}
@@ -41,8 +42,8 @@ func TestClock(t *testing.T) {
 	require.Zero(t, c.Stats(0))
 }
 
-// TestBuckets: bucket i has the steps of less than 2^i us and at least half of that, the last one
-// all that are longer.
+// TestBuckets: bucket i has the steps of less than 2^i us and at least half of that. The last
+// bucket has all longer steps.
 func TestBuckets(t *testing.T) {
 	for _, c := range []struct {
 		took   time.Duration

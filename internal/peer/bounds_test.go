@@ -23,7 +23,7 @@ func (nw *network) bounded(t *testing.T, b Bounds, handler func(*Request)) {
 	t.Cleanup(func() { require.NoError(t, n.Close()) })
 }
 
-// requireEnded: the other side of a connection has closed it, or does so soon.
+// requireEnded: the other side of a connection has closed it, or closes it soon.
 func requireEnded(t *testing.T, c net.Conn) {
 	t.Helper()
 	if err := c.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
@@ -41,8 +41,8 @@ func requireEnded(t *testing.T, c net.Conn) {
 	}
 }
 
-// TestBoundOfCalls: more calls of a connection than there may be are refused, until the answers of
-// others are written.
+// TestBoundOfCalls: calls of a connection beyond the bound are refused, until the answers of others
+// are written.
 func TestBoundOfCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()
@@ -74,8 +74,8 @@ func TestBoundOfCalls(t *testing.T) {
 	})
 }
 
-// TestBoundOfBodies: a request that announces a larger body than may be ends its connection, and
-// so many of the large ones are read at a time as there may be.
+// TestBoundOfBodies: a request that announces a body beyond the bound ends its connection. No more
+// large bodies are read at a time than the bound allows.
 func TestBoundOfBodies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()
@@ -106,8 +106,7 @@ func TestBoundOfBodies(t *testing.T) {
 			require.NoError(t, (<-call).err)
 		}
 
-		// A connection that ends in the middle of a body, or with a request in hand, keeps no
-		// place.
+		// A connection that ends in the middle of a body, or during a request, keeps no place.
 		for range 3 {
 			half := nw.connect(t, "b")
 			_, err := half.Write(appendFrame(nil, frameRequest, 1, 1, make([]byte, 1<<20))[:1<<17])
@@ -121,8 +120,9 @@ func TestBoundOfBodies(t *testing.T) {
 	})
 }
 
-// TestSlowReader: who sends requests and reads no answers is not read any more when some bytes of
-// answers wait, and its connection ends after a Timeout. All requests are over then.
+// TestSlowReader: a caller sends requests and reads no answers. When enough bytes of answers wait,
+// the node reads no more requests. After a Timeout the connection ends, and all its requests with
+// it.
 func TestSlowReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()
@@ -153,7 +153,8 @@ func TestSlowReader(t *testing.T) {
 	})
 }
 
-// TestIdleConnection ends, but not while an answer is waited for; the next call opens another one.
+// TestIdleConnection: an idle connection ends, but not while a call waits for an answer. The next
+// call opens another connection.
 func TestIdleConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()
@@ -182,8 +183,8 @@ func TestIdleConnection(t *testing.T) {
 	})
 }
 
-// TestBoundOfConnections: one connection too many is refused, before it has sent anything; and is
-// accepted when another one has ended.
+// TestBoundOfConnections: a connection beyond the bound is refused before it has sent anything. It
+// is accepted after the end of another one.
 func TestBoundOfConnections(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", path)

@@ -32,7 +32,7 @@ func requireLost(t *testing.T, err error) {
 func TestCallsAreHandledInOrderAndAnsweredInAny(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()
-		var requests []*Request // of one reader; read when all is at rest
+		var requests []*Request // of one reader; read while no goroutine runs
 		nw.node(t, "b", func(r *Request) { requests = append(requests, r) })
 		a := nw.node(t, "a", nil)
 		const calls = 200
@@ -246,8 +246,8 @@ func TestLossOfConnection(t *testing.T) {
 	})
 }
 
-// A peer that reads nothing blocks the writer in the first frame: it has certainly not seen the
-// others.
+// A peer that reads nothing blocks the writer in the first frame. It has certainly not seen the
+// later frames.
 func TestQueuedCallsAreNotSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()
@@ -264,7 +264,7 @@ func TestQueuedCallsAreNotSent(t *testing.T) {
 	})
 }
 
-// A frame cannot have been seen if a part of it was never handed to the connection.
+// The peer cannot have seen a frame if a part of it was never written to the connection.
 func TestIncompleteFrameIsNotSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()
@@ -424,7 +424,7 @@ func (c slowConn) Read(p []byte) (int, error) {
 	return c.Conn.Read(p[:min(len(p), 64<<10)])
 }
 
-// Bodies that travel for many Timeouts, followed by a ping, keep the connection.
+// Bodies that take many Timeouts, followed by a ping, keep the connection.
 func TestSlowNetworkIsNotSilent(t *testing.T) {
 	for _, slow := range []string{"there", "back"} {
 		t.Run(slow, func(t *testing.T) {

@@ -28,7 +28,7 @@ func dialRaft(t *testing.T, n *Node, to string) net.Conn {
 	return c
 }
 
-// TestFormatsAreTold: both sides of a connection know which formats the other one knows.
+// TestFormatsAreTold: both sides of a connection learn the formats of the other.
 func TestFormatsAreTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()
@@ -39,7 +39,7 @@ func TestFormatsAreTold(t *testing.T) {
 		require.Equal(t, 7, a.NewestOf(identityOf("b").ID))
 		require.Equal(t, 6, b.NewestOf(identityOf("a").ID))
 
-		// A node that is introduced may be anybody.
+		// An introduced node may have any identity.
 		c := nw.formatted(t, "c", Formats{6, 5})
 		_, err = c.Introduce(t.Context(), at("b"), 1, nil)
 		require.NoError(t, err)
@@ -48,8 +48,8 @@ func TestFormatsAreTold(t *testing.T) {
 	})
 }
 
-// TestProgramsAreForgotten: a Node serves programs, each with a new ID, and keeps nothing when
-// their connections have ended.
+// TestProgramsAreForgotten: a Node serves programs, each with a new ID, and keeps nothing of them
+// after the end of their connections.
 func TestProgramsAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()
@@ -98,8 +98,8 @@ func TestOldNode(t *testing.T) {
 	})
 }
 
-// TestRequire: a node that comes to require a format tells each other one before Raft sends it
-// anything more, and connections of calls go on.
+// TestRequire: after a node begins to require a format, it tells each other node before Raft sends
+// more to that node. Connections of calls go on.
 func TestRequire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()
@@ -121,7 +121,7 @@ func TestRequire(t *testing.T) {
 		require.Equal(t, 6, raised)
 		require.Equal(t, Formats{6, 6}, b.formats)
 
-		// A node is told while it dials as well. It gives up if it cannot rise.
+		// A dialing node is told the format as well. It gives up if it cannot change to it.
 		c := nw.formatted(t, "c", Formats{6, 5})
 		dialRaft(t, c, "a")
 		require.Equal(t, Formats{6, 6}, c.formats)

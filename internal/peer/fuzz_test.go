@@ -43,8 +43,8 @@ func (s *script) Close() error {
 	return nil
 }
 
-// ended returns why a reader has ended a connection, which it must have done: at its end, or
-// because the other side broke the protocol.
+// ended requires that a reader has ended a connection: at the end of its content, or because the
+// other side broke the protocol.
 func ended(t *testing.T, s *stream) {
 	t.Helper()
 	s.mu.Lock()

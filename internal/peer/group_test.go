@@ -164,7 +164,7 @@ func TestFilesOfAGroup(t *testing.T) {
 		require.Equal(t, 1, <-groups)
 		time.Sleep(10 * testTimeout) // no deadline of the handshake is left
 		go func() { _, _ = io.WriteString(c, "hello") }()
-		got, err := io.ReadAll(c) // it ends when Files returns
+		got, err := io.ReadAll(c) // the connection ends when Files returns
 		require.NoError(t, err)
 		require.Equal(t, "hello", string(got))
 		require.NoError(t, c.Close())

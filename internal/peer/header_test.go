@@ -108,7 +108,7 @@ func TestRefusals(t *testing.T) {
 	})
 }
 
-// TestWrongNodeAnswers: a dialer that means another node than the one that accepts gives up.
+// TestWrongNodeAnswers: a dialer gives up if the accepting node is not the intended one.
 func TestWrongNodeAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()
@@ -139,8 +139,8 @@ func TestWrongNodeAnswers(t *testing.T) {
 	})
 }
 
-// TestOtherServerAnswers: a server of another protocol at the address of a node is told from a node
-// that refuses.
+// TestOtherServerAnswers: the error distinguishes a server of another protocol, at the address of a
+// node, from a node that refuses.
 func TestOtherServerAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()
@@ -166,7 +166,8 @@ func TestOtherServerAnswers(t *testing.T) {
 	})
 }
 
-// TestIntroduction: a node of no cluster can only introduce itself, and is known as one that does.
+// TestIntroduction: a node without a cluster can only introduce itself, and the other side knows
+// that it does.
 func TestIntroduction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()
@@ -211,7 +212,8 @@ func TestTargetAddress(t *testing.T) {
 	}
 }
 
-// A dialer with another protocol gets no answer, and one that sends nothing is not waited for.
+// A dialer with another protocol gets no answer. The node does not wait for a dialer that sends
+// nothing.
 func TestGarbageInsteadOfHeader(t *testing.T) {
 	for name, garbage := range map[string]string{
 		"another protocol":       "GET / HTTP/1.1\r\n\r\n",

@@ -120,7 +120,7 @@ func (nw *network) node(t testing.TB, name string, handler func(*Request)) *Node
 	return n
 }
 
-// requireNoConns makes sure that a node has no connection once nothing is under way.
+// requireNoConns requires that an idle node has no connection.
 func requireNoConns(t *testing.T, n *Node) {
 	t.Helper()
 	synctest.Wait()

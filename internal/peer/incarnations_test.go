@@ -42,8 +42,8 @@ func (nw *network) living(t *testing.T, name string, incarnations ...uint64) (n 
 }
 
 // TestIncarnationsAreSaid: both sides of each connection between members know the incarnations of
-// the other before the connection is used, for any use; those of strangers, and of nodes without
-// any, are not checked.
+// the other before any use of the connection. Strangers, and nodes without incarnations, are not
+// checked.
 func TestIncarnationsAreSaid(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()
@@ -100,14 +100,14 @@ func TestGreetingGivesUp(t *testing.T) {
 }
 
 // TestOldCopyIsRefused: a node with an older copy of its directory gets no connection in either
-// direction, and the reason. If an incarnation cannot be noted, the node is refused for the moment
-// only.
+// direction, and learns the reason. If an incarnation cannot be noted, the refusal is only
+// temporary.
 func TestOldCopyIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()
 		sound, _ := nw.living(t, "sound", 1)
 		old, _ := nw.living(t, "old", 5, 666)
-		go func() { // what sound has refused has been accepted
+		go func() { // old has accepted the connections that sound refuses
 			for c, err := old.Group(0).Accept(); err == nil; c, err = old.Group(0).Accept() {
 				_ = c.Close()
 			}
@@ -160,7 +160,7 @@ func TestBirthsAreSaid(t *testing.T) {
 	require.Equal(t, l, incarnationsOf(l.said()))
 }
 
-// process starts a Node with a directory that others may have, too.
+// process starts a Node. Other processes may have the same directory.
 func (nw *network) process(t *testing.T, of, address string, birth uint64) *Node {
 	n := New(Config{
 		Identity: identityOf(of), Listener: nw.listen(address), Dial: nw.dial, Groups: 2, Handler: echo, Timeout: testTimeout,
@@ -170,9 +170,9 @@ func (nw *network) process(t *testing.T, of, address string, birth uint64) *Node
 	return n
 }
 
-// TestEarlierProcessIsHeard: a process is heard over connections that either side has opened, also
-// when another one has its address; and one that is admitted has no connection left of those before
-// it, which get none any more.
+// TestEarlierProcessIsHeard: a node hears a process over connections from either side, also when
+// another process has its address. When a process is admitted, the connections of earlier processes
+// end, and they get no new ones.
 func TestEarlierProcessIsHeard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()
@@ -216,8 +216,8 @@ func TestEarlierProcessIsHeard(t *testing.T) {
 
 const anyBirth = ^uint64(0)
 
-// TestLateAnswer: a process that is not known to be the only one is told so in time, and may try
-// again.
+// TestLateAnswer: a process may not yet be known as the only one. It gets this answer in time, and
+// may try again.
 func TestLateAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()
@@ -244,8 +244,8 @@ func TestLateAnswer(t *testing.T) {
 	})
 }
 
-// TestEndsMeanwhile: a process that ends while its incarnations are checked is not waited for. One
-// that says something meanwhile is understood later.
+// TestEndsMeanwhile: a node stops its wait for a process that ends during the check of its
+// incarnations. If a process sends bytes during the check, the node reads them later.
 func TestEndsMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()

@@ -12,9 +12,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestLines: of an event that comes again and again, the first lines are logged, and then one an
-// interval with the number of the others; another event is logged beside it, and so is the same one
-// when it has not come for long.
+// TestLines: for a frequent event, the first lines are logged, and then one line an interval, with
+// the number of the others. A different event is logged beside it. After a long pause, the same
+// event counts as new.
 func TestLines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
@@ -54,8 +54,8 @@ func TestLines(t *testing.T) {
 	})
 }
 
-// TestBadConnectionsAreCounted: connections that send anything but a header, dials that fail, and
-// an Accept that fails, are a few lines in the log, however many they are.
+// TestBadConnectionsAreCounted: any number of connections without a header, failed dials and failed
+// Accepts is a few lines in the log.
 func TestBadConnectionsAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()

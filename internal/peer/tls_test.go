@@ -68,7 +68,7 @@ func TestMutualTLS(t *testing.T) {
 	requireNotSent(t, err)
 }
 
-// TestTLSBesideNone: a node that uses TLS, and one that does not, both report that, in either
+// TestTLSBesideNone: a node with TLS and a node without it both report the difference, in either
 // direction.
 func TestTLSBesideNone(t *testing.T) {
 	ca := testbase.NewAuthority(t)
@@ -92,8 +92,8 @@ func TestTLSBesideNone(t *testing.T) {
 	require.True(t, ok, "%v", err)
 }
 
-// TestBadHandshakesAreCounted: connections that are not TLS, or of a stranger, or end at once, are
-// a few lines in the log; a silent one does not keep Close waiting.
+// TestBadHandshakesAreCounted: connections without TLS, from a stranger, or with an immediate end
+// are a few lines in the log. Close does not wait for a silent connection.
 func TestBadHandshakesAreCounted(t *testing.T) {
 	ours, theirs := testbase.NewAuthority(t), testbase.NewAuthority(t)
 	nameless := ours.Config(t, ours)

@@ -9,7 +9,7 @@ import (
 
 func init() { setByProcess = byProcess.Store }
 
-// TestOwnerOfDirectory: the kernel tells who has a directory when no LOCK does.
+// TestOwnerOfDirectory: the kernel names the owner of a directory if no LOCK does.
 func TestOwnerOfDirectory(t *testing.T) {
 	for _, h := range []Holder{self, {PID: 1, Host: self.Host}, {PID: 1 << 22, Host: "another"}} {
 		told := ownerAt(h.ownersByte())

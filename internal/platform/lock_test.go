@@ -14,13 +14,13 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Of some systems only.
+// Only some systems set these.
 var (
 	mkfifo       func(name string) error
 	setByProcess func(bool)
 )
 
-// requireHeld lets a lock be refused since another one excludes it, and returns who has that.
+// requireHeld tries a lock, requires that another lock excludes it, and returns the holder.
 func requireHeld(t *testing.T, name string, lock func(string) (io.Closer, error)) *Held {
 	t.Helper()
 	l, err := lock(name)
@@ -39,8 +39,8 @@ func requireLock(t *testing.T, name string, lock func(string) (io.Closer, error)
 	return l
 }
 
-// kinds are how this system locks, and how it does where the kernel has no other locks than those
-// of processes.
+// kinds runs f with the locks of this system, and with those of kernels that have only locks of
+// processes.
 func kinds(t *testing.T, f func(t *testing.T)) {
 	t.Run("of what was opened", f)
 	if setByProcess != nil {
@@ -107,7 +107,7 @@ func TestLockOutlivesReads(t *testing.T) {
 	}
 }
 
-// TestLockTells: LOCK says who has it, and is not changed before the lock is held.
+// TestLockTells: LOCK names its holder, and does not change before the lock is held.
 func TestLockTells(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "LOCK")
 	owner := requireLock(t, name, FS.Lock)
@@ -125,13 +125,14 @@ func TestLockTells(t *testing.T) {
 		require.Equal(t, text, read(t, name))
 	}
 	require.NoError(t, owner.Close())
-	require.NoError(t, os.WriteFile(name, []byte(`{"pid":12}`), 0o600)) // of a process that was killed
+	require.NoError(t, os.WriteFile(name, []byte(`{"pid":12}`), 0o600)) // of a killed process
 	owner = requireLock(t, name, FS.Lock)
 	require.Equal(t, os.Getpid(), requireHeld(t, name, FS.Lock).Holder.PID)
 	require.NoError(t, owner.Close())
 }
 
-// TestLockOfDirectory: it excludes others when the file that they lock was removed or replaced.
+// TestLockOfDirectory: the lock of a directory excludes others, also after the removal or
+// replacement of the file that they lock.
 func TestLockOfDirectory(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("no such locks")
@@ -159,7 +160,8 @@ func TestLockOfDirectory(t *testing.T) {
 	require.NoError(t, requireLock(t, dir, lockOwner).Close())
 }
 
-// TestLockRefusesOtherFiles: what is no file is refused at once, and not as a lock that is held.
+// TestLockRefusesOtherFiles: a path that is not a regular file is refused at once, but not as a
+// held lock.
 func TestLockRefusesOtherFiles(t *testing.T) {
 	kinds(t, func(t *testing.T) {
 		dir := t.TempDir()

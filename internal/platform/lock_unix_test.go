@@ -14,8 +14,8 @@ import (
 
 func init() { mkfifo = func(name string) error { return syscall.Mkfifo(name, 0o600) } }
 
-// TestLockIsReleasedWithItsCopies: a child that is being started has a copy of the descriptor, and
-// does not keep the lock.
+// TestLockIsReleasedWithItsCopies: during its start, a child process has a copy of the descriptor.
+// The copy does not keep the lock.
 func TestLockIsReleasedWithItsCopies(t *testing.T) {
 	dir := t.TempDir()
 	name := filepath.Join(dir, "LOCK")
@@ -35,7 +35,7 @@ func TestLockIsReleasedWithItsCopies(t *testing.T) {
 	}
 }
 
-// TestMkdirAll makes all or nothing, whatever the umask is.
+// TestMkdirAll: MkdirAll makes all directories or none, with any umask.
 func TestMkdirAll(t *testing.T) {
 	root := t.TempDir()
 	defer syscall.Umask(syscall.Umask(0o177))

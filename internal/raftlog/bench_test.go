@@ -15,8 +15,8 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// BenchmarkStoreLogs: each group stores entry after entry of 16 KiB and truncates its log now and
-// then, as snapshots do: Pebble in one store, bbolt in a file for each group. Without a sync, bbolt
+// BenchmarkStoreLogs: each group stores entry after entry of 16 KiB, and truncates its log now and
+// then, like snapshots. Pebble uses one store, bbolt a file for each group. Without a sync, bbolt
 // has only one level: it writes pages with write(2).
 func BenchmarkStoreLogs(b *testing.B) {
 	const (

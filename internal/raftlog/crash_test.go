@@ -19,9 +19,9 @@ import (
 	"codeq/internal/crashfs"
 )
 
-// hookFS calls before ahead of each creation, write and sync of a log of Pebble; its error becomes
-// the error of the operation. It locks nothing, so that a store need not be closed when its process
-// has "died".
+// hookFS calls before ahead of each creation, write and sync of a log of Pebble. An error of before
+// becomes the error of the operation. hookFS locks nothing, so a store need not be closed after its
+// process has "died".
 type hookFS struct {
 	vfs.FS
 	before func(op string) error
@@ -82,7 +82,7 @@ func (f hookFile) SyncData() error {
 	return f.File.SyncData()
 }
 
-// TestGroupsShareSync: what groups store during a sync is made durable by the next one.
+// TestGroupsShareSync: the next sync makes all entries durable that groups store during a sync.
 func TestGroupsShareSync(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const groups = 10
@@ -175,7 +175,7 @@ func TestCrash(t *testing.T) {
 					disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: rng}), acked, last,
 				})
 			}
-			// the states that an image of the hook may hold
+			// the possible states of an image of the hook
 			var ackedNow, lastNow atomic.Int64
 			s := open(t, hookFS{disk, func(string) error {
 				snap(4, int(ackedNow.Load()), int(lastNow.Load()))
@@ -302,8 +302,8 @@ func TestSyncToDisk(t *testing.T) {
 
 var errBroken = errors.New("the disk is broken")
 
-// TestFailedWrite: once the log cannot be written, concurrent calls of all groups fail, none hangs,
-// and nothing that failed is taken for stored.
+// TestFailedWrite: after a failed write of the log, concurrent calls of all groups fail, and none
+// hangs. No failed entry counts as stored.
 func TestFailedWrite(t *testing.T) {
 	for _, sync := range []Sync{SyncDisk, SyncProcess, SyncNone} {
 		for _, op := range []string{"write", "sync", "create"} {

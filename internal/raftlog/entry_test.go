@@ -39,7 +39,7 @@ func TestFormat(t *testing.T) {
 			var got raft.Log
 			require.NoError(t, decodeValue(7, tc.log.Index, value, &got))
 			require.Equal(t, tc.log, got)
-			clear(value) // it shares nothing
+			clear(value) // the entry shares no memory with it
 			require.Equal(t, tc.log, got)
 		})
 	}

@@ -97,8 +97,8 @@ func requireLog(t testing.TB, g *Group, want ...*raft.Log) {
 	}
 }
 
-// TestLog does what Raft does to a log, and checks it in memory, in Pebble, and after the store was
-// opened again.
+// TestLog makes the calls of Raft on a log, and checks it in memory, in Pebble, and after the store
+// was opened again.
 func TestLog(t *testing.T) {
 	all := mixed(1, 1, 10)
 	type step func(g *Group) error
@@ -223,8 +223,8 @@ func TestTablesAreOfOneGroup(t *testing.T) {
 	require.Equal(t, 3, tables)
 }
 
-// TestRestartsLeaveFewTables: a node that is opened and closed often, or killed, has few tables of
-// its log, which stays as it was.
+// TestRestartsLeaveFewTables: after many opens, closes or kills, a node has few tables of its log,
+// and the log is unchanged.
 func TestRestartsLeaveFewTables(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -364,8 +364,8 @@ func TestRecentIsBounded(t *testing.T) {
 	}
 }
 
-// TestHeadsAreReadOnce: the data of large entries is read once after the store was opened, to tell
-// how long it is, and forgotten when the entries are removed.
+// TestHeadsAreReadOnce: after Open, large entries are read once for the length of their data. The
+// lengths are forgotten with the removal of the entries.
 func TestHeadsAreReadOnce(t *testing.T) {
 	mem := crashfs.New()
 	s := open(t, mem, Options{CacheBytes: 1})
@@ -390,7 +390,7 @@ func TestHeadsAreReadOnce(t *testing.T) {
 	before := g.heads.replaced
 	require.NoError(t, g.DeleteRange(6, 7))
 	require.NoError(t, g.StoreLogs(mixed(2, 6, 6)))
-	g.heads.learn(6, headOf(all[5]), before) // by a read that began before
+	g.heads.learn(6, headOf(all[5]), before) // of a read that began earlier
 	requireHead(t, g, mixed(2, 6, 6)[0])
 }
 
@@ -472,7 +472,7 @@ func TestTruncationBoundsDisk(t *testing.T) {
 	require.NoError(t, s.Close())
 }
 
-// TestConcurrent does to several groups what Raft does from its goroutines.
+// TestConcurrent makes the calls of Raft's goroutines on several groups.
 func TestConcurrent(t *testing.T) {
 	const groups, count, keep = 4, 1000, 50
 	s := open(t, crashfs.New(), Options{CacheBytes: 2_000})

@@ -15,7 +15,7 @@ import (
 
 func TestStable(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "stable")
-	// as a crash leaves it
+	// like the file after a crash
 	require.NoError(t, os.WriteFile(path+".new", []byte("half a file"), 0o600))
 	open := func() Stables {
 		s, err := OpenStable(platform.FS, path)
@@ -73,7 +73,7 @@ func TestStable(t *testing.T) {
 	require.Error(t, err)
 }
 
-// TestStableDamage flips bits of a file that was closed, and of its seal.
+// TestStableDamage flips bits of a closed file, and of its seal.
 func TestStableDamage(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "stable")
 	s, err := OpenStable(platform.FS, path)

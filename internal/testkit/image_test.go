@@ -9,7 +9,7 @@ import (
 	"codeq/internal/crashfs"
 )
 
-// TestImage: a flipped bit is in a copy of the disk, and all else is as it was.
+// TestImage: a copy of the disk has the flipped bit, and everything else is unchanged.
 func TestImage(t *testing.T) {
 	t.Parallel()
 	disk := crashfs.New()
