@@ -162,7 +162,7 @@ func (l *faultyLoad) wait(cycles int64) {
 	}
 }
 
-// rate measures cycles a second for as long as a condition holds.
+// rate measures cycles a second while a condition holds.
 func (l *faultyLoad) rate(b *testing.B, holds func() bool) float64 {
 	begun, completed := time.Now(), l.completed.Load()
 	for holds() || time.Since(begun) < shortest {
@@ -250,7 +250,7 @@ func watchSizes(ctx context.Context, wg *sync.WaitGroup, b *testing.B, dir strin
 				var now sizes
 				_ = filepath.WalkDir(node, func(path string, e fs.DirEntry, err error) error {
 					if err != nil || e.IsDir() {
-						return nil // it has gone meanwhile
+						return nil // it was removed in the meantime
 					}
 					info, err := e.Info()
 					if err != nil {

@@ -14,7 +14,7 @@ import (
 	"codeq"
 )
 
-// pauses is a logger's handler that keeps the times for which shards stood still.
+// pauses is a logger's handler that records the pauses of shards.
 type pauses struct {
 	slog.Handler // for WithGroup, which is not called
 	mu           sync.Mutex
@@ -35,9 +35,8 @@ func (p *pauses) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// BenchmarkCheckpoint measures the time for which the shards stand still for a Checkpoint, and the
-// time of the call, while 10 producers and Run work, with no backlog and with a million ready
-// tasks.
+// BenchmarkCheckpoint measures the pause of the shards during a Checkpoint, and the time of the
+// call, while 10 producers and Run work, with no backlog and with a million ready tasks.
 func BenchmarkCheckpoint(b *testing.B) {
 	for _, backlog := range []int{0, 1_000_000} {
 		for _, shards := range []int{1, 2} {

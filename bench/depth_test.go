@@ -292,7 +292,8 @@ func BenchmarkDepthDue(b *testing.B) {
 				}
 			}()
 			n := rate * seconds
-			first := time.Now().Add(time.Second + time.Duration(n)*4*time.Microsecond) // after all produces
+			// The first task is due after all are produced.
+			first := time.Now().Add(time.Second + time.Duration(n)*4*time.Microsecond)
 			produceDue(b, q, n, rate, first)
 			if wait := time.Until(first); wait < 0 {
 				b.Fatalf("produced %v after the first was due", -wait)

@@ -106,7 +106,7 @@ func BenchmarkLeasedEnd(b *testing.B) {
 	}
 }
 
-// lease produces tasks and claims them, for a day or, if local, for as long as the queue is open.
+// lease produces tasks and claims them, for a day or, if local, until the queue is closed.
 func lease(b *testing.B, q *codeq.Queue, queue string, n int, local bool) {
 	for left := n; left > 0; {
 		batch := min(1000, left)

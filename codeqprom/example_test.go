@@ -53,7 +53,7 @@ func ExampleCollector_Observer() {
 	// Output: told of 1 queue
 }
 
-// Two queues of one process are told apart by a label.
+// A label distinguishes two queues of one process.
 func ExampleCollector_Watch() {
 	dir, err := os.MkdirTemp("", "codeq-example-")
 	check(err)

@@ -120,7 +120,8 @@ func fillAll(t *testing.T) func(context.Context, *codeq.Queue) {
 		require.NoError(t, q.ReleaseKey(ctx, codeq.UniqueKey{Queue: "keys", Key: "4"}))
 		released.Headers = map[string]string{"name": "took it"}
 		add(released)
-		for _, key := range []codeq.UniqueKey{{Key: "5"}, {Key: "6"}, {Key: "7"}, {Key: "8", Group: "g", Tenant: "t"}} { // their tasks are gone
+		// The tasks of these keys are gone.
+		for _, key := range []codeq.UniqueKey{{Key: "5"}, {Key: "6"}, {Key: "7"}, {Key: "8", Group: "g", Tenant: "t"}} {
 			gone := named("gone", "keys")
 			gone.Group, gone.Tenant, gone.Unique = key.Group, key.Tenant, codeq.Unique{Key: key.Key, For: time.Hour}
 			if key.Key == "6" {

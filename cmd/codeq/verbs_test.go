@@ -372,7 +372,8 @@ func TestVerify(t *testing.T) {
 
 	served := newQueue(t, nil)
 	serve(t, served)
-	for _, args := range [][]string{{"verify"}, {"export"}, {"repair"}} { // the process serves; these need a closed directory
+	// The process serves, but these verbs need a closed directory.
+	for _, args := range [][]string{{"verify"}, {"export"}, {"repair"}} {
 		r := call(t, with([]string{"-dir", served}, args...)...)
 		require.Equal(t, exitInUse, r.code)
 		require.Contains(t, r.err, "this needs a closed directory: end that process first")

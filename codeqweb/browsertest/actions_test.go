@@ -238,8 +238,8 @@ func TestActions(t *testing.T) {
 	require.Empty(t, eval[[]string](w, faultsIn))
 }
 
-// openBulk opens the form that changes all tasks of a queue in a state, and returns how many the
-// page shows.
+// openBulk opens the form that changes all tasks of a queue in a state, and returns their number on
+// the page.
 func (w *tab) openBulk(queue, state string) string {
 	w.t.Helper()
 	w.open("tasks?state=" + state + "&queue=" + queue)
@@ -272,7 +272,8 @@ func TestClusterActions(t *testing.T) {
 	}
 	soon(func() bool { return leader(0) == next })
 	w.wait(`document.querySelector("table[data-shard='0'] tr[data-node=` + next + `]").textContent.includes("leader")`)
-	w.wait(`document.querySelector("table[data-shard='0'] [data-action=undo]")`) // it comes after the leader
+	// The page shows the place after the leader.
+	w.wait(`document.querySelector("table[data-shard='0'] [data-action=undo]")`)
 	w.submit(`table[data-shard="0"] [data-action=undo]`, "The leader was changed.")
 	w.submit("#drain", "The node leads no shard.")
 	soon(func() bool { return leader(0) != "ann" && leader(1) != "ann" })

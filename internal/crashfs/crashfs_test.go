@@ -109,7 +109,8 @@ func TestModel(t *testing.T) {
 			},
 			"reuse": func(*rapid.T) {
 				from, to := name.Draw(t, "from"), name.Draw(t, "to")
-				if _, err := disk.Stat(disk.PathDir(to)); err == nil { // else the model loses the file
+				// The model would lose the file in a missing directory.
+				if _, err := disk.Stat(disk.PathDir(to)); err == nil {
 					keep(both(func(fs vfs.FS) (vfs.File, error) { return fs.ReuseForWrite(from, to, "") }))
 				}
 			},

@@ -57,7 +57,7 @@ func (n *interested) requireStored(t *testing.T, kinds engine.KindSet) {
 	}
 }
 
-// sets returns how many sets were stored.
+// sets returns the number of stored sets.
 func (n *interested) sets() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -43,7 +43,8 @@ func TestOtherUsers(t *testing.T) {
 			return err
 		}
 		defer c.Close()
-		if err := c.SetReadDeadline(time.Now().Add(2 * time.Second)); err != nil { // shorter than a handshake's
+		// This is less than the time for a handshake.
+		if err := c.SetReadDeadline(time.Now().Add(2 * time.Second)); err != nil {
 			return err
 		}
 		b, err := io.ReadAll(c)

@@ -145,7 +145,7 @@ func TestLockOfDirectory(t *testing.T) {
 	owner := requireLock(t, dir, lockOwner)
 	requireLock(t, name, FS.Lock)
 	require.NoError(t, os.Remove(name))
-	replaced := requireLock(t, name, FS.Lock) // as that of another file
+	replaced := requireLock(t, name, FS.Lock) // it is a new file
 	for _, path := range []string{dir, link} {
 		require.False(t, requireHeld(t, path, lockOwner).Reads)
 		require.False(t, requireHeld(t, path, lockReader).Reads)
