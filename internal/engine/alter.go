@@ -9,9 +9,9 @@ import (
 	"codeq/internal/record"
 )
 
-// What callers do to a task that they name by its ID, whatever its state.
+// Operations on a task by its ID. The task may have any state.
 
-// Alteration is what may be done to a task by its ID.
+// Alteration is the kind of an operation on a task by its ID.
 type Alteration byte
 
 const (
@@ -25,7 +25,7 @@ const (
 	EndOfAlterations
 )
 
-// alterations carry them out.
+// alterations has the function of each Alteration.
 var alterations = [EndOfAlterations]func(s *State, at *located, arg *AlterTo) error{
 	AlterPriority: (*State).setPriority,
 	AlterRunAt:    (*State).setRunAt,
@@ -36,10 +36,10 @@ var alterations = [EndOfAlterations]func(s *State, at *located, arg *AlterTo) er
 	AlterMove:     (*State).moveTo,
 }
 
-// AlterTo is what an alteration needs to know besides.
+// AlterTo has the arguments of an alteration.
 type AlterTo struct {
 	Arg   uint64 // a priority, or a time, ms
-	Queue string // to which a task moves
+	Queue string // the new queue of a task
 }
 
 // Alter alters a task.
@@ -132,8 +132,8 @@ func (s *State) purge(at *located) error {
 	return nil
 }
 
-// forgetEnded deletes a task that has ended. One whose result is kept for its children goes when
-// the last of them has ended.
+// forgetEnded deletes a task that has ended. If its children still need its result, it is deleted
+// when the last child has ended.
 func (s *State) forgetEnded(at *located) error {
 	switch at.state {
 	case Dead:
@@ -151,12 +151,12 @@ func (s *State) forgetEnded(at *located) error {
 	}
 }
 
-// errTied is the reason why a task cannot be moved to another queue: its key, group or limit is one
-// of its queue, and its parents and children know it by its ID.
+// errTied is the reason why a task with ties cannot move to another queue: its key, group and limit
+// belong to its queue, and its parents and children refer to it by its ID.
 var errTied = errors.New("the task is tied to others")
 
-// moveTo replaces a task by a new one of another queue, which begins anew. It has another ID, since
-// an ID says of which lane it is.
+// moveTo replaces a task by a new task in another queue, which starts from the beginning. The new
+// task has another ID, because an ID contains the lane.
 func (s *State) moveTo(at *located, to *AlterTo) error {
 	switch {
 	case to.Queue == "" || to.Queue == at.lane.Queue,
@@ -239,8 +239,8 @@ func (s *State) cancel(at *located) {
 	s.end(at.lane.queue, at.id, &ties, o)
 }
 
-// replace gives a waiting task the contents of a new one; its ID stays, and so do the tasks that
-// wait for it. It returns false if the task does not wait any more.
+// replace gives a waiting task the contents of a new task. The waiting task keeps its ID and its
+// children. replace returns false if the task does not wait any more.
 // REQUIRES: the task is not moving, or the group has completed it.
 func (s *State) replace(id keys.ID, t *NewTask) bool {
 	if s.Leases.isMoving(id) { // t is its follow-up

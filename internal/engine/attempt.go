@@ -125,11 +125,11 @@ func (s *State) postpone(ls *lease, rec *record.Record, wait uint64) {
 	s.Times.scheduleWait(ls.lane, ls.id, s.after(wait), rec.Encode())
 }
 
-// causeOverdue is the error of a task whose handler went on after its Timeout.
+// causeOverdue is the error of a task with a handler that was still running after the Timeout.
 const causeOverdue = "handler still running after its timeout"
 
-// countOverdue counts the attempt of a lease that goes on, in the record of its task: whatever ends
-// the lease, the death of its process as well, finds that the attempt counts.
+// countOverdue counts the attempt of a running lease in the record of the task. So the attempt
+// counts however the lease ends, even if the process dies.
 func (s *State) countOverdue(ls *lease) error {
 	rec, err := s.Leases.recordOf(ls)
 	if err != nil || ls.overdue {
@@ -158,7 +158,7 @@ func (s *State) giveBack(ls *lease, rec *record.Record) {
 	s.Names.offer(ls.lane, ready.Item{Pos: ready.Pos{Since: ls.since, ID: ls.id}, Record: b})
 }
 
-// returnTask gives a task back whose attempt does not count.
+// returnTask gives a task back. The attempt does not count.
 func (s *State) returnTask(ls *lease, cause string) {
 	rec, err := s.Leases.finishAttempt(ls, attemptEnd{how: EventReleased, suspect: true, cause: cause})
 	if err != nil {
@@ -169,8 +169,8 @@ func (s *State) returnTask(ls *lease, cause string) {
 	s.giveBack(ls, &rec)
 }
 
-// toDeadLetter makes a leased task a dead letter. One for which its children or its group wait is
-// kept until somebody redrives, purges or cancels it.
+// toDeadLetter makes a leased task a dead letter. If its children or its group wait for the task,
+// it is kept until a caller redrives, purges or cancels it.
 func (s *State) toDeadLetter(ls *lease, rec *record.Record) {
 	s.Names.emit(EventDeadLettered, ls.lane, ls.id, rec.Attempts, rec.Error)
 	s.unlease(ls)
@@ -193,11 +193,11 @@ func (s *State) toDeadLetter(ls *lease, rec *record.Record) {
 	s.end(ls.lane.queue, ls.id, &ties, Outcome{State: Dead, LastError: rec.Error, Attempts: int(rec.Attempts)})
 }
 
-// expire takes back a task whose lease has expired: the attempt counts. The task keeps its place in
-// the lane, so that a restart does not delay it. But one whose workers hang would hold up the
-// others: the second time it goes behind them. A local lease that is over without a crash counts
-// no attempt and makes no suspect: its process has closed the queue, or this is a copy of one at
-// work (checkpoint).
+// expire takes back a task after its lease has expired. The attempt counts. The task keeps its
+// place in the lane, so that a restart does not delay it. But a task with hanging workers would
+// hold up the other tasks: after its second expiry it goes behind them. A local lease that is over
+// without a crash counts no attempt and makes no suspect: its process has closed the queue, or this
+// shard is a copy of a running one (checkpoint).
 func (s *State) expire(ls *lease) {
 	if ls.goesOn {
 		s.Ties.endOrphan(ls)
@@ -210,7 +210,7 @@ func (s *State) expire(ls *lease) {
 	}
 	if c != nil {
 		if s.Suspects.isClearing() {
-			s.Leases.wheel.Add(&ls.expiry, int64(s.Now)) // until that is done
+			s.Leases.wheel.Add(&ls.expiry, int64(s.Now)) // until the suspects are cleared
 		} else {
 			s.crash(ls, c)
 		}
@@ -268,8 +268,8 @@ func (le *leases) removeLease(ls *lease) {
 }
 
 // unlease ends a lease and removes the task from its lane, to move it elsewhere. A task in its
-// first place and on its first lease has never been rewritten there, unless its record says so;
-// giveBack rewrites it.
+// first place and on its first lease was never rewritten there, unless its record says so: giveBack
+// rewrites the record, but the next lease is then not the first one.
 func (s *State) unlease(ls *lease) {
 	s.endLease(ls)
 	once := keys.IsFirstPlace(ls.since) && ls.leases == 1 && !ls.rewritten
@@ -315,7 +315,7 @@ func (le *leases) isRewritten(id keys.ID) bool {
 // MaxCause limits the text of an error that is kept with a task, in bytes.
 const MaxCause = 8 << 10
 
-// reapLeases ends leases whose deadline has passed, and stores the clock of leases if it is time.
+// reapLeases ends expired leases, and stores the clock of leases if it is time.
 func (s *State) reapLeases() {
 	s.Leases.storeLeaseClock()
 	for more := true; more && s.Broken == nil && !s.Suspects.isClearing() && !s.Spent(); {
@@ -328,7 +328,7 @@ type Grant struct {
 	Receipt Receipt
 	*LaneKey
 	Attempt  uint32
-	Wait     uint32 // since when the task was ready, ms; at most 49 days
+	Wait     uint32 // for how long the task was ready, ms; at most 49 days
 	Deadline uint64 // wall clock, ms
 	Rec      []byte
 }
@@ -337,10 +337,10 @@ type Grant struct {
 type Holder struct {
 	Local  bool   // the lease ends with the process
 	Runner uint32 // the owner's number, which CanceledLease returns
-	// Handled: a handler of Run works on the task. When the lease ends without it, Run calls Fail
-	// as soon as the handler has returned.
+	// Handled: a handler of Run works on the task. If the lease ends before the handler, Run calls
+	// Fail as soon as the handler has returned.
 	Handled bool
-	Worker  string // its name, for people; "": it has none
+	Worker  string // name of the worker, for people; "": no name
 	Process uint64 // a number that no other process has; 0: not known
 }
 
@@ -411,11 +411,11 @@ func (ti *ties) tieLease(ls *lease, head *record.Head) {
 	}
 }
 
-// What a task's record says of its attempts, and what its handlers say of their work. Both are
-// written only where the record is written anyway: when an attempt ends and the task stays.
+// The history of attempts in a task's record, and the notes of its handlers. Both are written only
+// when the record is written anyway: at the end of an attempt after which the task stays.
 
-// noteAttempt adds the attempt of a lease, which ends, to the record of its task, and what its
-// handler has said.
+// noteAttempt adds the attempt of a lease that ends, and the notes of its handler, to the record of
+// the task.
 func (le *leases) noteAttempt(ls *lease, rec *record.Record, end attemptEnd) {
 	if ls.notes != nil {
 		rec.Notes = ls.notes
@@ -434,8 +434,8 @@ func (le *leases) noteAttempt(ls *lease, rec *record.Record, end attemptEnd) {
 	rec.History.Add(a)
 }
 
-// Note lets a lease have what its handler says; it is written with the end of the attempt, if the
-// task stays, and lost with the memory of the shard before.
+// Note keeps the notes of a lease's handler in memory. They are written at the end of the attempt,
+// if the task stays. If the shard loses its memory before, the notes are lost.
 func (le *leases) Note(r Receipt, n *record.Notes) error {
 	ls := le.held(r)
 	if ls == nil {

@@ -9,10 +9,10 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// Pebble finds the place of a key in its memtable starting from the key inserted before it: a batch
-// in the order of its keys costs a third to two thirds of what it costs if each key is elsewhere.
-// What the hot path writes is in that order by itself; what moves tasks writes to several ranges in
-// turn, and is sorted.
+// Pebble searches the place of a key in its memtable from the key inserted before it. So a batch in
+// the order of its keys costs a third to two thirds of a batch with scattered keys. The writes of
+// the hot path are in this order already. Operations that move tasks write to several ranges in
+// turn: their batch is sorted.
 
 // A batch is sorted if it has at least sortFrom entries and at most sortBytes bytes.
 const (
@@ -20,10 +20,10 @@ const (
 	sortBytes = 2 * GroupBytes
 )
 
-// batchOrder sorts batches. It keeps its memory for the next one.
+// batchOrder sorts batches. It keeps its memory for the next batch.
 type batchOrder struct {
 	ranges  []batchEntry // deletions of ranges; the values are their ends
-	entries []batchEntry // those that follow the ranges
+	entries []batchEntry // the entries after the ranges
 	order   []batchPlace
 	sorted  *pebble.Batch
 }
@@ -97,7 +97,7 @@ func (o *batchOrder) read(b *pebble.Batch) bool {
 	}
 }
 
-// arrange sorts the entries: first by range, within which most are in order already.
+// arrange sorts the entries, first by range. Within a range, most are in order already.
 func (o *batchOrder) arrange() {
 	var ends [256]int32
 	for i := range o.entries {
@@ -109,7 +109,7 @@ func (o *batchOrder) arrange() {
 	o.order = slices.Grow(o.order[:0], len(o.entries))[:len(o.entries)]
 	for i := range o.entries {
 		key := o.entries[i].key
-		end := &ends[key[0]] // of the entries of the range that have been placed
+		end := &ends[key[0]] // end of the placed entries of the range
 		o.order[*end] = batchPlace{headOf(key[1:]), int32(i)}
 		*end++
 	}

@@ -21,17 +21,17 @@ import (
 )
 
 // catalogue holds the numbers of a shard's lanes and queues. A lane is in memory while it has ready
-// or leased tasks, a queue while it has tasks in any state, settings, or waiting claims; some
-// thousands of others stay that were used last. A lane that comes back gets its number again if it
-// is one of the last that left (former), in this process or in the one before; otherwise another
-// one, which costs no read: what is stored under the old one (a task that waits, the ID of one that
-// is kept) finds the lane by the old entry. LaneSweep removes the entries that nothing names any
-// more.
+// or leased tasks, a queue while it has tasks in any state, settings, or waiting claims. Some
+// thousands of other lanes and queues stay: the last used ones. A lane that comes back gets its
+// number again if it is among the last that left (former), in this process or in the process
+// before. Otherwise it gets a new number, which costs no read: stored values with the old number (a
+// waiting task, the ID of a kept task) find the lane by the old entry. LaneSweep removes unused
+// entries.
 //
 // Invariant: the tasks in the range Task lie under numbers of lanes in memory. Among the entries of
-// a (queue, tenant, priority), the one with the largest Seq has the number that is, or was last, in
-// memory. A queue with a task keeps its number, and the entries of the lanes that its tasks name
-// have it. No number in aliases has been that of a lane in memory since it was looked up.
+// a (queue, tenant, priority), the entry with the largest Seq has the number that is, or was last,
+// in memory. A queue with a task keeps its number, and the entries of its tasks' lanes have that
+// number. A number in aliases was never the number of a lane in memory since its lookup.
 //
 // Only the shard's owner uses it.
 type catalogue struct {
@@ -42,7 +42,7 @@ type catalogue struct {
 	formerLanes  former[formerLane]
 	formerQueues former[string]
 
-	aliases map[uint32]*Lane // by other numbers of lanes in memory: some of those looked up
+	aliases map[uint32]*Lane // lanes in memory, by some looked up numbers that they had before
 	gone    [64]uint64       // by hash of the name: Queue.arrived of queues that have left memory
 
 	sweep   *LaneSweep // nil: none is under way
@@ -62,7 +62,7 @@ func newCatalogue(sweepLanes int) catalogue {
 	return c
 }
 
-// lane returns a lane. One that is not in memory is added to the catalogue.
+// lane returns a lane. If the lane is not in memory, it is added to the catalogue.
 // REQUIRES: hasLanes has returned nil.
 func (ns *names) lane(k LaneKey) *Lane {
 	q := ns.QueueNamed(k.Queue)
@@ -184,8 +184,8 @@ func (ns *names) laneEntry(n uint32) (LaneKey, error) {
 	return LaneKey{string(name), v.Tenant, v.Priority}, err
 }
 
-// originQueue returns the queue in which a task was produced, by the lane in its ID; nil if that
-// queue has no tasks. For an ID that no stored task has, it may be any queue.
+// originQueue returns the queue of a task at its production, by the lane in its ID; nil if that
+// queue has no tasks. If the ID belongs to no stored task, the result may be any queue.
 func (ns *names) originQueue(id keys.ID) (*Queue, error) {
 	n := keys.LaneOf(id)
 	if l := ns.lanes.At(int(n)); l != nil {
@@ -202,9 +202,9 @@ func (c *catalogue) slot(queue string) int {
 	return int(xxhash.Sum64String(queue) % uint64(len(c.gone)))
 }
 
-// former holds the numbers of lanes or queues that left memory last, by name: one of them that
-// comes back gets its number again. All others take a new one, since an index on disk would be read
-// for each new name.
+// former holds the numbers of the lanes or queues that left memory last, by name. If one of them
+// comes back, it gets its number again. All others get a new number: an index on disk would cost a
+// read for each new name.
 type former[K comparable] struct {
 	names   map[K]*list.Element
 	numbers map[uint32]*list.Element
@@ -217,7 +217,7 @@ type named[K comparable] struct {
 	number uint32
 }
 
-// formerLane is the name of a lane whose queue has a number.
+// formerLane is the name of a lane, with the number of its queue.
 type formerLane struct {
 	queue uint32
 	laneName
@@ -226,7 +226,7 @@ type formerLane struct {
 // formerCap is how many lanes, and how many queues, are held at most.
 const formerCap = 1 << 10
 
-// add adds one that leaves memory.
+// add adds a lane or queue that leaves memory.
 func (f *former[K]) add(name K, number uint32, most int) {
 	if f.names == nil {
 		f.names, f.numbers = make(map[K]*list.Element), make(map[uint32]*list.Element)
@@ -239,7 +239,7 @@ func (f *former[K]) add(name K, number uint32, most int) {
 	}
 }
 
-// take returns the number of one that comes back.
+// take returns the number of a lane or queue that comes back.
 func (f *former[K]) take(name K) (number uint32, ok bool) {
 	e := f.names[name]
 	if e == nil {
@@ -262,7 +262,7 @@ func (f *former[K]) drop(e *list.Element) {
 	f.order.Remove(e)
 }
 
-// formerMost is how many are held.
+// formerMost limits the lanes, and the queues, in former.
 func (ns *names) formerMost() int { return min(formerCap, ns.config.IdleLanes) }
 
 // returnQueue numbers a queue that comes back, and reports whether its number is known.
@@ -409,7 +409,7 @@ func (n *newestLanes) add(e storedLane) {
 	}
 }
 
-// list returns them, the newest first.
+// list returns the lanes, the newest first.
 func (n *newestLanes) list() []storedLane {
 	slices.SortFunc(n.lanes, func(a, b storedLane) int {
 		return cmp.Or(cmp.Compare(b.Seq, a.Seq), cmp.Compare(a.number, b.number))
@@ -498,8 +498,8 @@ func (ns *names) readLanes(emit func(storedLane) error) error {
 	})
 }
 
-// loadAwakened returns the numbers of the queues that have wakeups: these concern tasks of theirs,
-// perhaps tasks still to come.
+// loadAwakened returns the numbers of the queues with wakeups. A wakeup concerns tasks of its
+// queue, perhaps later ones.
 func (ns *names) loadAwakened() (map[uint32]bool, error) {
 	awakened := make(map[uint32]bool)
 	lower, upper := keys.Range(keys.Wake)

@@ -67,8 +67,8 @@ func (c *checker) claimable(q *Queue) bool {
 	return false
 }
 
-// caches: what they hold of keys, groups and parents is as on disk, and nothing is missing that
-// they should hold.
+// caches: the cached keys, groups and parents are as on disk, and no cache misses an entry that it
+// should hold.
 func (c *checker) caches() error {
 	s := c.state
 	return errors.Join(

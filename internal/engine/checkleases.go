@@ -135,7 +135,7 @@ func (c *checker) orphans() error {
 	return nil
 }
 
-// leaseClock: disk has the clock of leases, that of this leader if there are leases.
+// leaseClock: disk has the clock of leases. If there are leases, this leader has stored it.
 func (c *checker) leaseClock() error {
 	s := c.state
 	b, err := store.Lookup(c.disk, []byte{keys.LeaseTime})
@@ -159,8 +159,8 @@ func (c *checker) leaseClock() error {
 	return nil
 }
 
-// limits: the leases of each key are counted, and tasks that wait for room have a lease whose end
-// lets them go on.
+// limits: the leases of each key are counted. If tasks wait for room, their key has a lease, and
+// its end will wake them.
 func (c *checker) limits() error {
 	s := c.state
 	leased, ready := make(map[uint64]int), make(map[uint64]bool)
@@ -250,7 +250,7 @@ func (c *checker) limits() error {
 	return err
 }
 
-// cursorOf is the ID before which no task waits in a scope.
+// cursorOf is the cursor of a scope: no task with a smaller ID waits there.
 func cursorOf(t *scanCursors, scope uint64) keys.ID {
 	if f := t.byScope[scope]; f != nil {
 		return f.id

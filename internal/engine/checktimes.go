@@ -11,7 +11,7 @@ import (
 )
 
 // times: no scheduled task is due, no bucket expires, and no idempotency key becomes free before
-// the time at which the shard looks.
+// the time of the shard's next look.
 func (c *checker) times() error {
 	s := c.state
 	first := func(prefix byte, parse func(key []byte) (uint64, [keys.IDLen]byte, error)) (from dueCursor, err error) {
@@ -58,8 +58,8 @@ func (c *checker) times() error {
 	return errors.Join(err1, err2, err3)
 }
 
-// recurring: the table has exactly the schedules on disk, and none ticks before the time at which
-// the shard looks.
+// recurring: the table has exactly the schedules on disk, and none ticks before the time of the
+// shard's next look.
 func (c *checker) recurring() error {
 	t := &c.state.Times.recurring
 	onDisk := 0

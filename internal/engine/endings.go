@@ -11,17 +11,17 @@ const (
 	// bytes of results and errors.
 	endingsHalf  = 2048
 	endingsBytes = 512 << 10
-	// endingsFor is for how long an ending is told, ms.
+	// endingsFor is for how long find returns an ending, ms.
 	endingsFor = 10 * 60 * 1000
 )
 
-// endings remembers how tasks have ended that are not kept, since the shard was loaded: at least
+// endings remembers the outcomes of tasks that are not kept, since the load of the shard: at least
 // the last endingsHalf, or as many as their texts have room for.
 type endings struct{ now, before endingsOf }
 
 // endingsOf is one half: it is filled, and then forgotten as a whole.
 type endingsOf struct {
-	ids   []keys.ID // by itself: a search reads nothing else
+	ids   []keys.ID // separate: a search reads nothing else
 	ends  []ending
 	texts []byte
 }
@@ -54,7 +54,7 @@ func (e *endings) add(id keys.ID, uptime uint64, o *Outcome) {
 	h.texts = append(append(h.texts, o.Result...), o.LastError...)
 }
 
-// find returns how a task has ended, in memory of its own; nil: that is not known.
+// find returns a copy of the outcome of a task; nil: it is not known.
 func (e *endings) find(id keys.ID, uptime uint64) *Outcome {
 	for _, h := range []*endingsOf{&e.now, &e.before} {
 		i := slices.Index(h.ids, id)
