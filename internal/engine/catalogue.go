@@ -42,7 +42,7 @@ type catalogue struct {
 	formerLanes  former[formerLane]
 	formerQueues former[string]
 
-	aliases map[uint32]*Lane // lanes in memory, by some looked up numbers that they had before
+	aliases map[uint32]*Lane // lanes in memory by their old numbers: some of those looked up
 	gone    [64]uint64       // by hash of the name: Queue.arrived of queues that have left memory
 
 	sweep   *LaneSweep // nil: none is under way

@@ -10,18 +10,18 @@ import (
 	"codeq/internal/keys"
 )
 
-// commitGroup is what one commit persists. Its keys are written in an order that suits Pebble's
-// memtable, which inserts a run of ascending keys of one range at a fraction of the cost of
-// scattered ones: first what the rules add directly, then new tasks, then the removals of keys that
-// are never written again, both in the order of their keys.
+// commitGroup is what one commit persists. The order of its keys suits Pebble's memtable, where a
+// run of ascending keys of one range costs a fraction of scattered keys: first the direct writes of
+// the rules, then new tasks, then the removals of keys that are never written again. New tasks and
+// removals are in the order of their keys.
 type commitGroup struct {
 	Batch     *pebble.Batch
 	order     batchOrder
-	tasks     []taskOp       // new tasks, and removals of those whose key was written once
+	tasks     []taskOp       // new tasks, and removals of tasks with a key that was written once
 	granted   []*leaseRecord // lease records to be written
-	finished  []uint64       // sequence numbers of lease records whose last lease has ended
-	Touched   []*Queue       // whose counts changed
-	buckets   []*bucket      // whose sizes changed
+	finished  []uint64       // sequence numbers of lease records that have no lease left
+	Touched   []*Queue       // queues with changed counts
+	buckets   []*bucket      // buckets with changed sizes
 	Ranged    bool           // something is deleted by range
 	Trimmed   bool           // consumed parts of lanes are deleted
 	unclocked bool           // counters are deleted: store the clock under queue 0
@@ -32,7 +32,7 @@ type commitGroup struct {
 	scattered bool   // tasks are of several lanes
 
 	uncommitted
-	checked int // how many of tasks have been looked at: their removals are among the uncommitted
+	checked int // so many of tasks were checked: the removals among them are in uncommitted
 }
 
 type TaskKey struct {
@@ -55,7 +55,7 @@ type taskOp struct {
 	rec []byte // nil: it is removed
 }
 
-// GroupBytes is what callers' operations may add to a group: a larger batch gains nothing.
+// GroupBytes limits what operations of callers add to a group: a larger batch gains nothing.
 const GroupBytes = 1 << 20
 
 // Size returns about how many bytes have been collected.
@@ -133,8 +133,8 @@ func (g *commitGroup) add(t taskOp) {
 	g.tasks = append(g.tasks, t)
 }
 
-// flushTasks adds tasks to the batch: what is written later comes after them. In one lane, the new
-// tasks and the removed ones were each collected in the order of their IDs.
+// flushTasks adds the tasks to the batch, before all later writes. In one lane, the new tasks and
+// the removed ones were each collected in the order of their IDs.
 func (g *commitGroup) flushTasks() {
 	if g.scattered {
 		slices.SortFunc(g.tasks, func(a, b taskOp) int { return a.compare(&b.TaskKey) })
@@ -213,13 +213,13 @@ func (g *commitGroup) removeTask(lane uint32, since uint64, id keys.ID, once boo
 		return
 	}
 	g.noteRemoved()
-	g.flushTasks() // it may be one of them
+	g.flushTasks() // the task may be among them
 	op := g.Batch.DeleteDeferred(keys.TaskLen(since))
 	keys.PutTask(op.Key, lane, since, id)
 	_ = op.Finish()
 }
 
-// seal adds what has been collected beside the batch, and sorts the batch.
+// seal adds to the batch everything that was collected beside it, and sorts the batch.
 func (g *commitGroup) seal(clock uint64, db *pebble.DB) {
 	if g.Batch.Count() >= sortFrom {
 		defer func() {
@@ -284,20 +284,19 @@ func (g *commitGroup) Clear() {
 	g.Batch.Reset()
 }
 
-// uncommitted is what the current group has done to the tasks that it moves or rewrites, off the
-// hot path: disk shows it only once the group has persisted. An operation on a task uses the place
-// that is known here; one on a task that has changed in an unknown way is resolved in the next
-// group.
+// uncommitted has the changes of the current group to the tasks that it moves or rewrites, off the
+// hot path: disk shows them only after the group has persisted. An operation on such a task uses
+// its place from here. If this place is not known, the operation is resolved in the next group.
 //
-// Tasks that are produced or leased in the group are not in it, unless an idempotency key names
-// them: nobody else knows them yet.
+// Tasks that the group produces or leases are not in it, unless an idempotency key names them: no
+// other operation knows them yet.
 type uncommitted struct {
 	changed map[keys.ID]int      // a task's index in placed, plus 1; 0: its place is not known
 	placed  []placedTask         // each as of some moment of the group
 	parents map[keys.ID]struct{} // tasks that others have begun to wait for
 }
 
-// placedTask is where an unended task lies, and its record.
+// placedTask is the place of an unended task, and its record.
 type placedTask struct {
 	lane  *Lane
 	place keys.Place

@@ -10,20 +10,20 @@ import (
 	"codeq/internal/record"
 )
 
-// A task with parents waits until they have ended. It knows how many it still waits for (range
-// Pending); each parent, in its own shard, knows its children (range Dependent, and a flag of the
-// record, so that the end of a task without children reads nothing). Parents of the task's own
-// shard learn of it in its commit; those of other shards by messages, and so do those beyond
-// dependAtOnce of one operation. Before a parent knows of a task, its end means nothing to the
-// task: then it is gone, and the task's OnMissing says what that means.
+// A task with parents waits until they have ended. The range Pending has the number of parents that
+// it still waits for. Each parent, in its own shard, has its children in the range Dependent, and a
+// flag in its record, so that the end of a task without children reads nothing. Parents in the
+// task's own shard get the child in its commit. Parents in other shards, and those beyond
+// dependAtOnce of one operation, get it by messages. If a parent ends and is deleted before it gets
+// the child, the child's OnMissing decides.
 
 // The admission of tasks with ties is here, too: admitRest looks up their idempotency keys and
 // parents, and takes their turns.
 
-// Tasks of one batch that wait for each other may belong to several shards, as follow-ups of a
-// completion do, which are all stored with it. A shard takes in those that it may have and whose
-// siblings it has. The others go on together to the shard of the first of them, which does the
-// same, until none is left: each hop takes in one task at least, the first.
+// Tasks of one batch that wait for each other may belong to several shards, as do the follow-ups of
+// a completion, which are all stored with it. A shard takes in tasks that may belong to it, if it
+// has their siblings. The others go on together to the shard of the first of them, which does the
+// same, until none is left: each hop takes in at least one task, the first.
 
 // admitRest is admitAll for the tasks of a batch that have no ID yet. The first of them has ties.
 func (s *State) admitRest(tasks []NewTask, ids []keys.ID, duplicates []int) ([]keys.ID, []int) {
@@ -68,7 +68,7 @@ func (s *State) admitRest(tasks []NewTask, ids []keys.ID, duplicates []int) ([]k
 	return ids, duplicates
 }
 
-// hasSiblings reports whether a task waits for others of its batch, or others for it.
+// hasSiblings reports whether a task has a parent or a child in its batch.
 func (t *NewTask) hasSiblings() bool {
 	return t.Tied.Parent || slices.ContainsFunc(t.Tied.Parents, isNth)
 }
@@ -84,7 +84,7 @@ func isNth(parent keys.ID) bool {
 	return sibling
 }
 
-// waitsFor reports whether a task waits for one of its batch that has no ID here.
+// waitsFor reports whether a task waits for a task of its batch that has no ID here.
 func (t *NewTask) waitsFor(ids []keys.ID) bool {
 	return slices.ContainsFunc(t.Tied.Parents, func(p keys.ID) bool {
 		n, sibling := keys.NthOf(p)
@@ -92,7 +92,7 @@ func (t *NewTask) waitsFor(ids []keys.ID) bool {
 	})
 }
 
-// sendOn sends tasks of a batch, whose indexes are in others, to the shard of the first of them.
+// sendOn sends the tasks of a batch with the indexes in others to the shard of the first of them.
 func (ml *mail) sendOn(tasks []NewTask, others []int, b *family) {
 	m := keys.Message{Kind: keys.MsgFlow, Parent: tasks[others[0]].Tied.done}
 	for _, i := range others {
@@ -183,8 +183,8 @@ func (ti *ties) canAdmit(tasks []NewTask) bool {
 	return true
 }
 
-// dependAtOnce is how many parents one operation looks up in its own shard at the most, so that
-// they learn of their new children in the same commit: of large ones only the first.
+// dependAtOnce limits the parents that one operation looks up in its own shard. These get their new
+// children in the same commit. A large operation looks up only its first parents.
 const dependAtOnce = 32
 
 // isOwn reports whether a parent is a task of this shard that was there before the batch.
@@ -202,7 +202,7 @@ func (r *round) looksUp(tasks []NewTask) bool {
 	return false
 }
 
-// admitTied takes in a task with ties, whose key is free.
+// admitTied takes in a task with ties. Its idempotency key is free.
 func (s *State) admitTied(t *NewTask, b *family) keys.ID {
 	l := s.Names.lane(t.Key)
 	id := s.mint.id(l.number)
@@ -235,7 +235,7 @@ func (s *State) admitTied(t *NewTask, b *family) keys.ID {
 	return id
 }
 
-// family is what is known of the parents of a batch while it is taken in.
+// family holds the known facts about the parents of a batch during its admission.
 type family struct {
 	ids     []keys.ID             // of the tasks so far
 	existed map[keys.ID]bool      // tasks that existed before the batch and stand for tasks of it
@@ -251,8 +251,8 @@ func (b *family) exists(id keys.ID) {
 	b.existed[id] = true
 }
 
-// awaitParents makes a new task wait for its parents. It returns the record of the task, which has
-// their IDs, and for how many it waits.
+// awaitParents makes a new task wait for its parents. It returns the record of the task with the
+// parents' IDs, and how many of them have not ended.
 func (s *State) awaitParents(t *NewTask, id keys.ID, b *family) (encoded []byte, waits uint64) {
 	rec, err := record.Decode(t.Rec)
 	if err != nil {
@@ -304,8 +304,8 @@ func (s *State) awaitParents(t *NewTask, id keys.ID, b *family) (encoded []byte,
 	return rec.Encode(), waits
 }
 
-// lookUp is depend for a new task. known is false, and nothing was done, if the parent is to be
-// asked by a message.
+// lookUp is depend for a new task. If a message must ask the parent, known is false and lookUp has
+// done nothing.
 func (s *State) lookUp(parent, child keys.ID, how policy, b *family) (outcome byte, known bool) {
 	state, found := b.found[parent]
 	if found {
@@ -332,26 +332,25 @@ const (
 	parentDone = iota
 	parentCanceled
 	parentPinned // done, and its result is kept until the child has ended
-	waiting      // it has not; not in messages
+	waiting      // not ended; not in messages
 )
 
-// policy is what a task does about its parents: its OnDead and, in the upper half, its OnMissing.
+// policy is the OnDead of a task and, in the upper half, its OnMissing.
 type policy byte
 
 func policyOf(rec *record.Record) policy { return policy(rec.OnDead | rec.OnMissing<<missingShift) }
 
 const (
 	missingShift = 4
-	// ofSibling is added for a parent of the same batch. It has just been produced in another
-	// shard: if it is gone by now, it counts as it has ended, as long as that is known.
+	// ofSibling is added for a parent of the same batch, newly produced in another shard. If the
+	// parent is gone already, its outcome counts, as long as it is known.
 	ofSibling policy = 1 << 3
 )
 
-// onDead returns the policy of a task none of whose parents is missing.
+// onDead returns the policy of a task without a missing parent.
 func (p policy) onDead() policy { return p & (ofSibling - 1) }
 
-// outcomeOf returns what the state of a parent means to a child; 0 is the state of one that is
-// gone.
+// outcomeOf returns the outcome of a parent for a child, by the parent's state; 0: it is gone.
 func (p policy) outcomeOf(parent TaskState) byte {
 	switch parent {
 	case Done:
@@ -389,9 +388,9 @@ func (s *State) tellChild(parent, child keys.ID, outcome byte) {
 // toBeCanceled is the value in the range Pending of a task that will be canceled.
 const toBeCanceled = Never
 
-// parentEnded counts down the parents of a task of this shard. A task whose last parent has ended
-// goes on in the same commit, or in a later one if this group has no time or room left, or has
-// changed the task.
+// parentEnded counts down the parents of a task of this shard. After the end of its last parent,
+// the task goes on in the same commit, or in a later one if this group has no time or room left, or
+// has changed the task.
 func (s *State) parentEnded(parent, child keys.ID, outcome byte) {
 	if outcome != parentCanceled && s.proceedNow(parent, child, outcome) || s.Broken != nil {
 		return
@@ -424,8 +423,8 @@ func (s *State) parentEnded(parent, child keys.ID, outcome byte) {
 	}
 }
 
-// proceedNow lets a task go on whose last parent has ended. It returns false, and does nothing, if
-// other parents remain, or if the task's record alone does not tell.
+// proceedNow moves a task on if its last parent has ended. It returns false, and does nothing, if
+// other parents remain, or if the task's record alone does not show this.
 func (s *State) proceedNow(parent, child keys.ID, outcome byte) bool {
 	n, known := s.Ties.pending.peek(child)
 	// an end that was reported earlier may have been undone: the parent was redriven

@@ -11,17 +11,17 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// LaneSweep finds the catalogue's entries of lanes and queues that nobody needs any more, so that
-// their numbers can be reused. The owner takes a snapshot; a goroutine reads there which lanes the
-// IDs of tasks and stored values name; and the owner removes the lanes that were not in memory when
-// the sweep began, have not come back since, and are not named. IDs are minted, and tasks placed,
-// only in lanes in memory, so that nothing can name such a lane unless the snapshot shows it.
+// LaneSweep finds unused entries of lanes and queues in the catalogue, so that their numbers can be
+// reused. The owner takes a snapshot. A goroutine reads there which lanes the IDs of tasks and
+// stored values name. Then the owner removes the lanes that were not in memory at the start of the
+// sweep, have not come back since, and are not named. IDs are minted, and tasks placed, only in
+// lanes in memory: nothing can name such a lane unless the snapshot shows it.
 //
-// The lanes that came and went since the last sweep share its cost: the next one waits for a
-// quarter as many of them as entries were read. Tasks in their first place are not read: their lane
-// is in memory.
+// The cost of a sweep is spread over the lanes that come and go: before the next sweep, a quarter
+// as many lanes must leave memory as this sweep read entries. Tasks in their first place are not
+// read: their lane is in memory.
 //
-// The shard's owner uses all of it but Names, which belongs to the reader until it is done.
+// Only the shard's owner uses it, except Names: the reader uses Names until it has finished.
 type LaneSweep struct {
 	lanes, queues numset.Set // that may be removed
 	Names         *laneNames
@@ -30,7 +30,7 @@ type LaneSweep struct {
 	lanesGone     bool   // all lanes that can be removed are
 }
 
-// laneNames is what a sweep has read of a snapshot.
+// laneNames has the names that a sweep has read in a snapshot.
 type laneNames struct {
 	absent        numset.Set // lanes that were not in memory
 	lanes, queues numset.Set // that are named
@@ -48,7 +48,7 @@ func (ns *names) sweepLanesIsDue() bool {
 // absentLanes returns how many entries of lanes are not in memory.
 func (ns *names) absentLanes() int { return ns.catalogue.lanes.Len() - ns.catalogue.loaded.Len() }
 
-// sweepLanes begins a sweep, or continues to remove what it has found.
+// sweepLanes begins a sweep, or continues its removals.
 func (ns *names) sweepLanes() {
 	if ns.catalogue.sweep == nil {
 		ns.beginSweep()
@@ -57,8 +57,8 @@ func (ns *names) sweepLanes() {
 	ns.endSweep()
 }
 
-// beginSweep starts a reader of disk as it is now, without the current group: that adds only names
-// of lanes in memory.
+// beginSweep starts a reader of disk as it is now, without the current group: the group adds only
+// names of lanes in memory.
 func (ns *names) beginSweep() {
 	c := &ns.catalogue
 	m := &laneNames{absent: c.lanes.Without(&c.loaded)}
@@ -67,9 +67,9 @@ func (ns *names) beginSweep() {
 }
 
 const (
-	// openSweepLanes is from how many entries that are not in memory on a small store is swept by
-	// Open: with other queues in each process, and short ones, a sweep beside the owner would never
-	// end. Reading as many entries takes about a millisecond.
+	// openSweepLanes: Open sweeps a small store if more entries than this are not in memory. If
+	// each process has other queues and is short, a sweep beside the owner would never end. Reading
+	// so many entries takes about a millisecond.
 	openSweepLanes = 1 << 10
 	openSweepBytes = 1 << 20 // of tables that the sweep of a small store reads, at most
 )
@@ -86,7 +86,7 @@ func (ns *names) sweepAtOpen() error {
 	return nil
 }
 
-// Swept is called when the reader has read what a sweep needs, or has failed.
+// Swept is called when the reader has finished or failed.
 func (ns *names) Swept(sw *LaneSweep, err error) {
 	if m := sw.Names; err != nil {
 		sw.lanes, sw.queues = numset.Set{}, numset.Set{}
@@ -97,7 +97,7 @@ func (ns *names) Swept(sw *LaneSweep, err error) {
 	sw.found = true
 }
 
-// endSweep removes what nothing names.
+// endSweep removes the lanes and queues that nothing names.
 func (ns *names) endSweep() {
 	c := &ns.catalogue
 	sw := c.sweep
@@ -139,7 +139,7 @@ func (ns *names) endSweep() {
 
 var errSweepEnded = errors.New("the shard has ended")
 
-// Read reads what disk had when the sweep began, until stop returns true. It may run concurrently
+// Read reads disk as it was when the sweep began, until stop returns true. It may run concurrently
 // with the owner.
 func (m *laneNames) Read(r pebble.Reader, stop func() bool) error {
 	for _, of := range [...]struct {
