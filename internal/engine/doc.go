@@ -12,5 +12,5 @@
 //	Clear        of Group and Effects, once it has persisted
 //	Tidy         then; the owner may forget each queue of Effects.Forgotten
 //
-// and reads the Effects where they say. After an error, which is in Broken, the State is of no use.
+// and reads Effects at the steps that its fields name. After an error (Broken), do not use State.
 package engine

@@ -252,7 +252,7 @@ func (b *family) exists(id keys.ID) {
 }
 
 // awaitParents makes a new task wait for its parents. It returns the record of the task with the
-// parents' IDs, and how many of them have not ended.
+// parents' IDs, and how many of them the task waits for.
 func (s *State) awaitParents(t *NewTask, id keys.ID, b *family) (encoded []byte, waits uint64) {
 	rec, err := record.Decode(t.Rec)
 	if err != nil {

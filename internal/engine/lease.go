@@ -11,7 +11,7 @@ import (
 	"codeq/internal/record"
 )
 
-// leases holds the tasks that workers hold, and the clock by which leases end.
+// leases holds the leased tasks, and the clock that ends their leases.
 type leases struct {
 	*round
 	names *names
@@ -21,8 +21,8 @@ type leases struct {
 	canceled recent.Set[Receipt]
 	crashes  map[uint64]*processCrash // by process; in a cluster only
 
-	// ClockAge is for how long the store had had its clock of leases when it was loaded, as far as
-	// is known, ms; in a cluster only.
+	// ClockAge is the age of the stored clock of leases at the load, as far as it is known, ms; in
+	// a cluster only.
 	ClockAge uint64
 }
 
@@ -48,7 +48,7 @@ type lease struct {
 	runner    uint32        // the owner's number for the holder; 0: unknown
 	slot      int32         // in leaseTable.all
 	worker    string        // the holder's name; "": not known
-	notes     *record.Notes // what its handler has said; nil: what the record has
+	notes     *record.Notes // notes of its handler; nil: those of the record
 	ties      record.Ties
 	duration  uint64 // ms
 	retention int64  // of the task, ms; 0: the one of the options
@@ -234,8 +234,8 @@ func (le *leases) removeFromRecord(l *lease) {
 	}
 }
 
-// renew moves the deadline of a lease to d ms from now. For a local lease nothing is written if
-// nobody would read it: without a cluster, or while there is no room and no lease runs out.
+// renew moves the deadline of a lease to d ms from now. It writes nothing for a local lease if this
+// would never be read: without a cluster, or without room, when no lease runs out.
 func (le *leases) renew(l *lease, d uint64) {
 	le.wheel.Remove(&l.expiry)
 	le.wheel.Add(&l.expiry, int64(le.Now+d))
@@ -265,13 +265,13 @@ func LeaseLost(r Receipt, canceled bool) error {
 	return fmt.Errorf("%w: %s", base.ErrLeaseLost, r)
 }
 
-// An orphan is a handler of Run that goes on when its lease has ended without it: its task was
-// canceled, completed, or given back by somebody else, or by the handler itself. What limits the
-// work of others counts it until it has returned, or until the lease would have ended that nobody
-// renews: the limits of its queue and of its LimitKey, and the turn of its group. Only memory knows
-// orphans: the next Open, or the next leader, lets others go on.
+// An orphan is a handler of Run that still runs after the end of its lease: the handler itself, or
+// another caller, has canceled, completed or returned the task. The limits of its queue and of its
+// LimitKey, and the turn of its group, count the orphan until it returns, or until the deadline of
+// its lease, which is not renewed any more. Orphans exist in memory only: after the next Open, or
+// under the next leader, other tasks go on.
 //
-// An orphan is in the wheel of leases, like the lease that it had.
+// An orphan is in the wheel of leases, like its lease before.
 
 // heldTurn is the turn of a group that has an orphan. Wakeups of the group are on disk, for the
 // next Open, and are not applied before the turn is free.

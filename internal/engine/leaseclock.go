@@ -8,34 +8,34 @@ import (
 	"codeq/internal/store"
 )
 
-// In a cluster, leases go on when the leader of their shard changes. The shard has a clock of
+// In a cluster, leases continue when the leader of their shard changes. The shard has a clock of
 // leases, which goes on from leader to leader, and lease records have deadlines by it. It is
-// monotonic, and not faster than the monotonic clocks of the leaders: if these run as time does, no
-// lease ends earlier than it was granted for, whatever the wall clocks of the nodes show.
+// monotonic, and not faster than the monotonic clocks of the leaders: if these are right, no lease
+// ends before its time. The wall clocks of the nodes do not matter.
 //
-// While the shard has leases, its leader stores the clock when it begins, when the clock has stood
-// still, and otherwise every leaseClockEvery. The next leader adds the time for which its store has
-// had that entry, by the monotonic clock of its own process, up to leaseClockEvery: after that
-// nobody led the shard, or the clock stood still. So leases last too long by
+// While the shard has leases, its leader stores the clock when it begins, after the clock has stood
+// still, and otherwise every leaseClockEvery. The next leader adds the age of the entry in its
+// store, by its own monotonic clock, up to leaseClockEvery: after that the shard had no leader, or
+// its clock stood still. So leases last too long by
 //
 //   - the time that the entry was on its way,
-//   - as much of leaseClockEvery as the next leader does not know, whose process has begun, or
-//     got a snapshot, since,
-//   - and the time beyond leaseClockEvery for which nobody led the shard.
+//   - the part of leaseClockEvery that the next leader does not know, because its process has begun
+//     or got a snapshot since,
+//   - and the time beyond leaseClockEvery in which the shard had no leader.
 //
-// If monotonic clocks run at different rates, a lease is shorter or longer by what the clocks of
-// the leaders gain or lose in its time, and in leaseClockEvery before it: the next leader measures
-// by its own clock what the last one has measured by another since it stored the clock of leases.
+// If monotonic clocks run at different rates, a lease is shorter or longer by the difference during
+// its time and leaseClockEvery before it: since the clock of leases was stored, the last leader has
+// measured time by one clock, and the next leader measures the same time by another.
 //
-// Invariant: no lease is granted or extended by a clock that is behind that of a possible next
-// leader: the clock of a leader that knows less than others, or that has stood still, is stored in
+// Invariant: no lease is granted or extended by a clock that is behind the clock of a possible next
+// leader: if a leader knows less than others, or its clock has stood still, the clock is stored in
 // the same group.
 
 const (
 	// leaseClockEvery is how far the clock of leases goes until it is stored again, ms.
 	leaseClockEvery = 5000
-	// leaseGrace is how long a lease lasts after a change of the leader at least, ms: its holder
-	// may have waited for a leader in order to extend or end it.
+	// leaseGrace is the least time that a lease lasts after a change of the leader, ms: its holder
+	// may have waited for a leader, to extend or end the lease.
 	leaseGrace = 1000
 )
 
@@ -43,7 +43,7 @@ const (
 // around.
 type leaseClock struct {
 	ahead  uint64 // of Now, ms
-	stored uint64 // what the store has, or will have when the group has persisted
+	stored uint64 // the clock in the store, or in the current group
 	begun  bool   // this leader has stored it
 	stood  uint64 // for how long Now had stood still by then, ms
 }
@@ -72,7 +72,7 @@ func (le *leases) loadLeaseClock() error {
 	return nil
 }
 
-// left returns how long a lease of a replicated shard lasts that another leader has granted, ms.
+// left returns how long a lease of another leader still lasts in a replicated shard, ms.
 func (le *leases) left(r *leaseRecord, duration uint64) uint64 {
 	if r.ends == 0 { // the shard was not replicated
 		return duration
@@ -81,7 +81,7 @@ func (le *leases) left(r *leaseRecord, duration uint64) uint64 {
 	return min(max(r.ends, now+leaseGrace)-now, duration)
 }
 
-// leaseClockIsDue reports whether the clock of leases is to be stored. While there is no room it
+// leaseClockIsDue reports whether it is time to store the clock of leases. Without room, this clock
 // stands still.
 func (le *leases) leaseClockIsDue() bool {
 	c := &le.clock

@@ -5,9 +5,9 @@ import (
 	"codeq/internal/record"
 )
 
-// The life of a task. Each arrow is one function, which verbs and upkeep call: those of this file
-// begin the life and end it, attempt.go begins a lease and ends it, schedule.go moves on tasks that
-// are due and proceed.go blocked ones, and alter.go does what callers ask for by the ID of a task.
+// The life of a task. Each arrow is one function, called by verbs and upkeep. This file begins and
+// ends the life, attempt.go begins and ends a lease, schedule.go moves due tasks on, proceed.go
+// moves blocked tasks on, and alter.go has the callers' operations on a task by its ID.
 //
 //	          admit, enter         Grant              complete
 //	produce ---------> Ready  -------------> Leased ------------> gone, or Done
@@ -49,8 +49,8 @@ func (s *State) admit(t *NewTask) keys.ID {
 	return id
 }
 
-// enter makes a task ready whose time has come, or makes it wait for its turn in its group, or, if
-// it is a suspect, for its start.
+// enter makes a due task ready, or makes it wait: for its turn in its group or, if it is a suspect,
+// for its start.
 func (s *State) enter(l *Lane, since uint64, id keys.ID, head *record.Head, rec []byte) {
 	switch group := head.Group; {
 	case group != 0 && !s.Ties.takeTurn(group, id):

@@ -85,7 +85,7 @@ func (ti *ties) park(l *Lane) {
 	ti.limits[rec.Limit].parked = true
 }
 
-// fillLimit lets tasks that wait for room go on, as many as there is room for.
+// fillLimit unblocks as many tasks that wait for room as there is room for.
 func (ti *ties) fillLimit(q *Queue, scope uint64) error {
 	room := math.MaxInt
 	st := ti.limits[scope]
@@ -125,7 +125,7 @@ func (ti *ties) fillLimit(q *Queue, scope uint64) error {
 	return nil
 }
 
-// recheck scans the scopes of a queue whose limit has changed.
+// recheck scans the scopes of a queue after a change of its limit.
 type recheck struct {
 	queue *Queue
 	from  []byte // nil: all were scanned
@@ -138,7 +138,7 @@ func (ns *names) recheck(q *Queue) {
 	}
 }
 
-// recheckNext adds a wakeup for the next scope of a queue in which tasks wait.
+// recheckNext adds a wakeup for the next scope of a queue that has waiting tasks.
 func (ti *ties) recheckNext(r *recheck) error {
 	from, upper := r.from, keys.GroupEnd(keys.AppendNumbered(nil, keys.Blocked, r.queue.Number))
 	r.from = nil

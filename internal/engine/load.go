@@ -17,9 +17,9 @@ import (
 	"codeq/internal/store"
 )
 
-// Load builds the memory from disk. What it reads is bounded by the catalogue and the leases, not
-// by the backlog: windows are filled when a claim needs them. clockAge is for how long the store
-// has had its clock of leases, as far as is known, ms; in a cluster only.
+// Load builds the memory from disk. Its reads grow with the catalogue and the leases, not with the
+// backlog: windows are filled when a claim needs them. clockAge is the age of the stored clock of
+// leases, as far as it is known, ms; in a cluster only.
 // REQUIRES: Update was called, and convert.Reconcile, if the shards may be of different moments.
 func (s *State) Load(clockAge uint64) error {
 	s.Leases.ClockAge = clockAge
@@ -73,13 +73,13 @@ func (s *State) Load(clockAge uint64) error {
 	return nil
 }
 
-// resume shows all queues to claims, and lets tasks go on for which their limits may have room: the
-// settings may be newer than those by which the tasks wait.
+// resume shows all queues to claims, and rechecks the tasks that wait for room in a limit: the
+// settings may be newer than those that made the tasks wait.
 func (s *State) resume() {
 	for _, q := range s.Names.numbers.All() {
 		if q != nil {
 			s.show(q)
-			if q.rechecks == 0 { // or else its settings ask for one
+			if q.rechecks == 0 { // otherwise its settings asked for one
 				s.Names.recheck(q)
 			}
 			if q.Counts.Blocked > 0 {
@@ -87,7 +87,7 @@ func (s *State) resume() {
 			}
 		}
 	}
-	for _, st := range s.Ties.limits { // perhaps; the end of a lease finds out
+	for _, st := range s.Ties.limits { // perhaps: the end of a lease shows it
 		st.parked = true
 	}
 }
@@ -214,7 +214,7 @@ func (tm *times) loadTimes() (err error) {
 	return err
 }
 
-// firstDue returns where a range that is ordered by time begins, from a key on.
+// firstDue returns the first entry of a range that is ordered by time, from a key on.
 func (r *round) firstDue(lower []byte, parse func([]byte) (uint64, [keys.IDLen]byte, error)) (c dueCursor, err error) {
 	_, upper := keys.Range(lower[0])
 	c = nothingDue
@@ -255,7 +255,7 @@ func (ti *ties) loadCaches() error {
 	return err
 }
 
-// beginLanes sets what load knows of the tasks of each lane, once the leases are known.
+// beginLanes prepares the windows of the lanes, once the leases are known.
 func (s *State) beginLanes() error {
 	for _, l := range s.Names.lanes.All() {
 		if l != nil {

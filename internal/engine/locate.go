@@ -12,7 +12,7 @@ import (
 	"codeq/internal/store"
 )
 
-// located is a task as the owner has found it by its ID.
+// located is a task that the owner has found by its ID.
 type located struct {
 	id      keys.ID
 	state   TaskState
@@ -22,7 +22,7 @@ type located struct {
 	rec     record.Record
 	lease   *lease          // of a leased task
 	ended   keys.EndedValue // of a task that has ended
-	pending uint64          // parents for which a blocked task waits
+	pending uint64          // unended parents of a blocked task
 }
 
 // waiting reports whether the task is neither leased nor ended.
@@ -33,7 +33,7 @@ func (at *located) waiting() bool {
 // isBehind reports whether neither disk nor the group shows the latest state of a task and its
 // children: an operation on the task is then resolved again in the next group.
 func (ti *ties) isBehind(id keys.ID) bool {
-	// below RoomLow nobody tells the children, and the operation would wait in vain
+	// below RoomLow the children are not told, so that waiting would not help
 	return ti.Group.hasChildren(id) || ti.leases.isMoving(id) || ti.isTelling(id) && ti.HasRoom(RoomLow)
 }
 
@@ -95,7 +95,7 @@ func (s *State) locateUnended(id keys.ID) (*located, error) {
 // finds the tasks in it.
 func (r *round) isForgotten(until uint64) bool { return r.past(until) && !r.config.Untimed }
 
-// locateEnded finds a task that has ended and is kept by its ID.
+// locateEnded finds a task by its ID among the tasks that have ended and are kept.
 func (s *State) locateEnded(id keys.ID) (*located, error) {
 	q, err := s.Names.originQueue(id)
 	if q == nil || err != nil {
@@ -144,8 +144,8 @@ func (ns *names) decode(at *located, value []byte) error {
 	return nil
 }
 
-// locateDead finds a dead letter by its ID; nil if the task is none. It tries the bucket first, and
-// sets first to the bucket in which it found the task.
+// locateDead finds a dead letter by its ID; nil if the task is none. It tries the bucket first
+// before all others, and sets first to the bucket of the task.
 // REQUIRES: the task is not moving.
 func (s *State) locateDead(id keys.ID, first *bucketKey) (*located, error) {
 	if s.Group.hasChanged(id) { // it has just been moved
@@ -242,7 +242,7 @@ func (r *round) walk(lower, upper []byte, visit func(it *pebble.Iterator, n int)
 	return store.Error(it.Error())
 }
 
-// StateIn returns the state of a task by the range in which it lies. A leased task counts as ready.
+// StateIn returns the state of a task by the range of its place. A leased task counts as ready.
 func StateIn(prefix byte) TaskState {
 	switch prefix {
 	case keys.Scheduled:
@@ -299,8 +299,8 @@ func (s *State) withdraw(at *located) {
 	at.rec.Rewritten = true
 }
 
-// Where a task lies: its entry in a range and, outside of its first place, an entry of the index by
-// ID that says where.
+// The place of a task is an entry in a range. Outside of the task's first place, an entry of the
+// index by ID leads to it.
 
 // placeFirst makes a task ready in its first place, a key that has not been written before.
 func (ns *names) placeFirst(l *Lane, id keys.ID, rec []byte) {
@@ -349,8 +349,8 @@ func (r *round) unindex(id keys.ID) {
 	r.Group.delete(keys.AppendByID(key[:0], keys.Index, id))
 }
 
-// withLane prefixes a record with its lane, for places whose keys do not contain it. The result is
-// valid until the next call.
+// withLane prefixes a record with its lane, for places without the lane in their keys. The result
+// is valid until the next call.
 func (r *round) withLane(l *Lane, rec []byte) []byte {
 	r.value = append(keys.AppendLaneNumber(r.value[:0], l.number), rec...)
 	return r.value
@@ -364,7 +364,7 @@ func (r *round) removeTask(lane uint32, since uint64, id keys.ID, once bool) {
 	r.Group.removeTask(lane, since, id, once)
 }
 
-// blockAgain returns a task to the scope from which it was withdrawn.
+// blockAgain returns a withdrawn task to its scope.
 func (ti *ties) blockAgain(l *Lane, at *located, rec []byte) {
 	if at.place.At == 0 && at.pending > 0 {
 		ti.pending.put(ti.round, at.id, at.pending)
