@@ -155,8 +155,8 @@ func (s *State) forgetEnded(at *located) error {
 // belong to its queue, and its parents and children refer to it by its ID.
 var errTied = errors.New("the task is tied to others")
 
-// moveTo replaces a task by a new task in another queue, which starts from the beginning. The new
-// task has another ID, because an ID contains the lane.
+// moveTo replaces a task by a new task in another queue. The new task starts from the beginning. It
+// has another ID, because an ID contains the lane.
 func (s *State) moveTo(at *located, to *AlterTo) error {
 	switch {
 	case to.Queue == "" || to.Queue == at.lane.Queue,

@@ -195,7 +195,7 @@ func (s *State) toDeadLetter(ls *lease, rec *record.Record) {
 
 // expire takes back a task after its lease has expired. The attempt counts. The task keeps its
 // place in the lane, so that a restart does not delay it. But a task with hanging workers would
-// hold up the other tasks: after its second expiry it goes behind them. A local lease that is over
+// hold up the others: after the second expiry it goes behind them. A local lease that is over
 // without a crash counts no attempt and makes no suspect: its process has closed the queue, or this
 // shard is a copy of a running one (checkpoint).
 func (s *State) expire(ls *lease) {
@@ -337,8 +337,8 @@ type Grant struct {
 type Holder struct {
 	Local  bool   // the lease ends with the process
 	Runner uint32 // the owner's number, which CanceledLease returns
-	// Handled: a handler of Run works on the task. If the lease ends before the handler, Run calls
-	// Fail as soon as the handler has returned.
+	// Handled: a handler of Run works on the task. If the lease ends before the handler returns,
+	// Run calls Fail as soon as it has returned.
 	Handled bool
 	Worker  string // name of the worker, for people; "": no name
 	Process uint64 // a number that no other process has; 0: not known

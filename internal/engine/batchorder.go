@@ -9,9 +9,9 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// Pebble searches the place of a key in its memtable from the key inserted before it. So a batch in
-// the order of its keys costs a third to two thirds of a batch with scattered keys. The writes of
-// the hot path are in this order already. Operations that move tasks write to several ranges in
+// Pebble looks for the place of a key in its memtable from the key inserted before it. So a batch
+// in the order of its keys costs a third to two thirds of a batch with scattered keys. The writes
+// of the hot path are in this order already. Operations that move tasks write to several ranges in
 // turn: their batch is sorted.
 
 // A batch is sorted if it has at least sortFrom entries and at most sortBytes bytes.

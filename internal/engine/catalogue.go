@@ -31,7 +31,7 @@ import (
 // Invariant: the tasks in the range Task lie under numbers of lanes in memory. Among the entries of
 // a (queue, tenant, priority), the entry with the largest Seq has the number that is, or was last,
 // in memory. A queue with a task keeps its number, and the entries of its tasks' lanes have that
-// number. A number in aliases was never the number of a lane in memory since its lookup.
+// number. Since the lookup of a number in aliases, no lane in memory has had that number.
 //
 // Only the shard's owner uses it.
 type catalogue struct {
@@ -42,7 +42,7 @@ type catalogue struct {
 	formerLanes  former[formerLane]
 	formerQueues former[string]
 
-	aliases map[uint32]*Lane // lanes in memory by their old numbers: some of those looked up
+	aliases map[uint32]*Lane // lanes in memory by their other numbers: some of those looked up
 	gone    [64]uint64       // by hash of the name: Queue.arrived of queues that have left memory
 
 	sweep   *LaneSweep // nil: none is under way

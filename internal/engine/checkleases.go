@@ -159,8 +159,8 @@ func (c *checker) leaseClock() error {
 	return nil
 }
 
-// limits: the leases of each key are counted. If tasks wait for room, their key has a lease, and
-// its end will wake them.
+// limits: the leases of each key are counted. If tasks wait for room, there is a lease of their
+// key, and the end of this lease wakes them.
 func (c *checker) limits() error {
 	s := c.state
 	leased, ready := make(map[uint64]int), make(map[uint64]bool)

@@ -286,7 +286,7 @@ func (g *commitGroup) Clear() {
 
 // uncommitted has the changes of the current group to the tasks that it moves or rewrites, off the
 // hot path: disk shows them only after the group has persisted. An operation on such a task uses
-// its place from here. If this place is not known, the operation is resolved in the next group.
+// the place that is known here. If none is known, the operation is resolved in the next group.
 //
 // Tasks that the group produces or leases are not in it, unless an idempotency key names them: no
 // other operation knows them yet.

@@ -12,5 +12,5 @@
 //	Clear        of Group and Effects, once it has persisted
 //	Tidy         then; the owner may forget each queue of Effects.Forgotten
 //
-// and reads Effects at the steps that its fields name. After an error (Broken), do not use State.
+// and reads the Effects as their comments say. After an error (in Broken), do not use the State.
 package engine

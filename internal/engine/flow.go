@@ -11,11 +11,11 @@ import (
 )
 
 // A task with parents waits until they have ended. The range Pending has the number of parents that
-// it still waits for. Each parent, in its own shard, has its children in the range Dependent, and a
-// flag in its record, so that the end of a task without children reads nothing. Parents in the
-// task's own shard get the child in its commit. Parents in other shards, and those beyond
-// dependAtOnce of one operation, get it by messages. If a parent ends and is deleted before it gets
-// the child, the child's OnMissing decides.
+// the task still waits for. Each parent, in its own shard, has its children in the range Dependent,
+// and a flag in its record, so that the end of a task without children reads nothing. Parents in
+// the task's own shard get the child in the task's commit. Parents in other shards, and those
+// beyond dependAtOnce of one operation, get it by messages. If a parent ends and is gone before it
+// gets the child, the child's OnMissing decides.
 
 // The admission of tasks with ties is here, too: admitRest looks up their idempotency keys and
 // parents, and takes their turns.
@@ -114,7 +114,7 @@ func (ml *mail) sendOn(tasks []NewTask, others []int, b *family) {
 				if twin := tasks[n].Tied.Twin; twin >= 0 {
 					n = twin
 				}
-				rec.Parents[at] = keys.ID{} // a strange node has not marked the parent, which is missing
+				rec.Parents[at] = keys.ID{} // missing: a strange node has not marked the parent
 				if sent, found := slices.BinarySearch(others, n); found {
 					rec.Parents[at] = keys.Nth(sent)
 				}
@@ -239,7 +239,7 @@ func (s *State) admitTied(t *NewTask, b *family) keys.ID {
 type family struct {
 	ids     []keys.ID             // of the tasks so far
 	existed map[keys.ID]bool      // tasks that existed before the batch and stand for tasks of it
-	found   map[keys.ID]TaskState // parents that were looked up, unless another child may change them
+	found   map[keys.ID]TaskState // looked up parents, unless another child may change them
 	left    int                   // how many may still be looked up
 }
 
