@@ -11,8 +11,8 @@ import (
 	"codeq/internal/store"
 )
 
-// mail is what the shard has to do with others: messages to and from shards, sessions of the nodes
-// whose calls it decides, and what nodes want to know.
+// mail holds the shard's relations with others: messages to and from shards, sessions of the nodes
+// that call the shard, and the interests of nodes.
 type mail struct {
 	*round
 
@@ -20,35 +20,35 @@ type mail struct {
 	inbound   []uint64 // by shard, the last message taken
 	arrived   uint64   // messages with tasks that have come from other shards since Open
 	sessions  sessionTable
-	interests map[string]keys.InterestValue // by node; without kinds: it has given back what it wanted
+	interests map[string]keys.InterestValue // by node; without kinds: its interest has ended
 
-	Interested KindSet // what any node wants to know; in a cluster only
-	Placement  string  // the node that is to lead, by hand; "": any; in a cluster only
+	Interested KindSet // the interests of all nodes; in a cluster only
+	Placement  string  // the node chosen by hand as leader; "": any; in a cluster only
 }
 
-// outbox makes another shard do something exactly once. The message is stored in the commit of what
-// makes it necessary, numbered by receiver. The receiver stores the number of the last message of
-// each sender in the commit of what the message does, and ignores earlier numbers. Messages of one
-// sender and receiver are taken in order, some hundred at a time, the next ones when these are
-// taken. Memory holds only those being sent.
+// outbox makes another shard do something exactly once. The message is stored in the commit of its
+// cause, numbered by receiver. The receiver stores the number of the last message of each sender in
+// the commit of the message's effects, and ignores earlier numbers. Messages of one sender and
+// receiver are taken in order, some hundred at a time, the next ones when these are taken. Memory
+// holds only those being sent.
 //
 // A message that is taken is deleted when the commit of its receiver is durable: the logs of two
-// shards have no order, and a power loss below DurabilityDisk might keep the deletion and take away
-// what the message did. Until then the message is kept, and sent again after Open.
+// shards have no order, and a power loss below DurabilityDisk might keep the deletion and lose the
+// effects of the message. Until then the message is kept, and sent again after Open.
 //
 // A shard sends messages to itself in the same way. They are deleted once they are taken, as both
 // commits are in one log.
 //
-// The number of the last message to each receiver is stored by itself, since the message will be
+// The number of the last message to each receiver has its own entry, since the message will be
 // deleted. The numbers of the messages that wait for a receiver have a gap if a power loss took the
 // last of them from the sender, and the receiver had taken these.
 type outbox struct {
 	next    []uint64 // by receiver, the number of the next message
 	stored  []uint64 // by receiver, the number of the last message, as stored
-	ahead   bool     // some next is larger than what is stored
+	ahead   bool     // some number is larger than the stored one
 	first   []uint64 // by receiver, no message before this number is stored
 	taken   []uint64 // by receiver, the number of the last message that it has taken, as far as is known
-	durable []uint64 // by receiver, the number up to which messages may be deleted once they are taken
+	durable []uint64 // by receiver, messages up to this number may be deleted once they are taken
 	sending []bool   // by receiver: messages are being sent
 	waiting []uint64 // by receiver, messages that are not taken
 	due     bool     // there may be something to send
@@ -134,8 +134,8 @@ func (o *outbox) seal(g *commitGroup) {
 	}
 }
 
-// applyMessage does what a message says. It returns false, and does nothing, if the latest state of
-// what the message concerns is not on disk yet.
+// applyMessage applies a message. It returns false, and does nothing, if disk lacks the latest
+// state that the message needs.
 func (s *State) applyMessage(m *keys.Message) bool {
 	switch m.Kind {
 	case keys.MsgAdmit, keys.MsgFollow, keys.MsgFlow, keys.MsgTick:
@@ -202,7 +202,7 @@ func (ml *mail) sendOut() {
 		if ml.out.sending[to] || ml.out.waiting[to] == 0 {
 			continue
 		}
-		ml.budget.begun = false // each receiver gets a message, whatever the others use up
+		ml.budget.begun = false // each receiver gets a message, however much the others use up
 		p := Outgoing{To: to}
 		lower := keys.AppendOutbound(nil, uint32(to), ml.out.taken[to]+1)
 		upper := keys.AppendNumbered(nil, keys.Outbound, uint32(to)+1)
@@ -257,8 +257,8 @@ func (ml *mail) Confirmed(to int, first uint64, n int) {
 	ml.out.over = ml.out.over || ml.out.first[to] < ml.out.end(to)
 }
 
-// Durable notes that no power loss takes away what the messages up to a number have done in their
-// receiver, if it has taken them.
+// Durable notes that no power loss undoes the effects of the messages up to a number, if their
+// receiver has taken them.
 func (ml *mail) Durable(to int, last uint64) {
 	ml.out.durable[to] = max(ml.out.durable[to], last)
 	ml.forgetTaken()
@@ -283,9 +283,9 @@ func (o *outbox) end(to int) uint64 { return min(o.taken[to], o.durable[to]) + 1
 
 func (ml *mail) forgetTakenIsDue() bool { return ml.out.over }
 
-// TakeMessages does what messages of a shard say; first is the number of the first one. It returns
-// how many it has taken: fewer than all if the latest state of what the next one concerns is not on
-// disk yet, or the budget is spent.
+// TakeMessages applies messages of a shard; first is the number of the first one. It returns how
+// many it has taken: fewer than all if disk lacks the latest state that the next one needs, or the
+// budget is spent.
 func (s *State) TakeMessages(from int, first uint64, messages []keys.Message) (taken int) {
 	for taken < len(messages) && s.Broken == nil && !s.Spent() {
 		seq := first + uint64(taken)
@@ -307,7 +307,7 @@ func (s *State) TakeMessages(from int, first uint64, messages []keys.Message) (t
 // BatchCap is how many messages are sent together between two shards at most.
 const BatchCap = 256
 
-// What keys says of the values of this package.
+// Package keys has copies of these values: they are equal.
 var (
 	_ [parentPinned - keys.ParentPinned]struct{}
 	_ [keys.ParentPinned - parentPinned]struct{}
@@ -320,7 +320,7 @@ var (
 	_ [keys.MaxOnMissing - refuseOnMissing]struct{}
 )
 
-// mergeInterests makes groups collect what any node wants to know.
+// mergeInterests makes groups collect for the interests of all nodes.
 func (ml *mail) mergeInterests() {
 	ml.Interested = 0
 	for _, v := range ml.interests {
@@ -343,8 +343,8 @@ func (ml *mail) loadInterests() error {
 	return err
 }
 
-// SetInterest stores what a node wants to know, unless it has sent that before what is stored;
-// gone: the node was removed from the cluster.
+// SetInterest stores the interests of a node, unless they are older than the stored ones; gone: the
+// node was removed from the cluster.
 func (ml *mail) SetInterest(node string, v keys.InterestValue, gone bool) {
 	old := ml.interests[node]
 	if !gone && (v.IsBefore(old) || v.Kinds == 0 && old.Kinds == 0) {

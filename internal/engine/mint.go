@@ -14,7 +14,7 @@ import (
 //
 // Invariant: clock never decreases, even over a restart: every group stores it, and load resumes
 // after the largest stored value. So an ID is never made twice, and no task that becomes ready gets
-// a place before one that was ready already, whatever the wall clock does.
+// a place before one that was ready already, however the wall clock jumps.
 //
 // While the wall clock is behind time, because it was set back or is that of another node, time
 // advances at half speed: so successive tasks still get different times, and the wall clock catches
@@ -22,10 +22,10 @@ import (
 type minter struct {
 	clock  uint64 // milliseconds << 12 | counter, of the last number or place made
 	time   uint64 // ms since 1970; never decreases, never behind the wall clock or clock
-	read   uint64 // monotonic clock for which time is valid, ms
+	read   uint64 // monotonic clock that time belongs to, ms
 	lead   uint64 // by how much time was ahead of the wall clock then, ms
 	sets   store.ClockSets
-	unset  bool // sets is not what is stored
+	unset  bool // sets differs from the stored value
 	rand   *rand.Rand
 	shard  int
 	shards int

@@ -10,7 +10,7 @@ import (
 // nextFormat is the format of the build (manifest.Format).
 const nextFormat = 8
 
-// sealNextFormat stores what the next format adds, with the first group after a shard has risen.
+// sealNextFormat stores the key of the next format, with the first group after a shard has risen.
 func (r *round) sealNextFormat() {
 	if r.Format < nextFormat || r.Group.isEmpty() {
 		return

@@ -20,9 +20,9 @@ import (
 // Times of day (the RunAt of a task, ticks) are by the wall clock itself.
 //
 // Invariant: now is not behind the minter's time. Both are the wall clock, unless that was set
-// back: then the minter's time goes on at half speed. So the clock is stored by itself only as long
-// as it differs; otherwise that of the minter stands for it, which is stored with every group, or
-// with how the wall clock was set.
+// back: then the minter's time goes on at half speed. So the clock has its own entry only as long
+// as it differs; otherwise it equals the minter's time, which is stored with every group, or with
+// the times when the wall clock was set.
 //
 // Invariant: a deadline is persisted with a clock. So the next process begins at the time at which
 // the deadline was made, or later.
@@ -72,7 +72,7 @@ func (r *round) retainedUntil(retention int64) uint64 {
 // past reports whether a deadline has passed.
 func (r *round) past(deadline uint64) bool { return deadline <= r.periods.now }
 
-// wallOf returns the time of a deadline by the wall clock, if nobody sets it; not before now.
+// wallOf returns the wall clock's time at a deadline if that clock is not set; not before now.
 func (r *round) wallOf(deadline uint64) uint64 {
 	if deadline == Never {
 		return Never
@@ -80,7 +80,7 @@ func (r *round) wallOf(deadline uint64) uint64 {
 	return r.Wall + deadline - min(deadline, r.periods.now)
 }
 
-// agrees reports whether the minter's clock stands for the clock of periods.
+// agrees reports whether the minter's clock equals the clock of periods.
 func (r *round) agrees() bool { return r.periods.now == r.mint.time }
 
 // loadPeriodClock continues the clock of periods.

@@ -56,8 +56,8 @@ func (p *pins) load(r pebble.Reader) error {
 	return store.Error(it.Close())
 }
 
-// pinForChildren keeps a completed task until its children know of its end, and have ended. It
-// returns the bucket in which the task lies until then.
+// pinForChildren keeps a completed task until its children are told of its end, and have ended. It
+// returns the bucket of the task until then.
 func (ti *ties) pinForChildren(parent keys.ID, until uint64) uint64 {
 	if until == keys.Forever {
 		return until

@@ -13,7 +13,7 @@ type Probe struct{ s *State }
 // IsAtRest is State.isAtRest.
 func (p Probe) IsAtRest() bool { return p.s.isAtRest() }
 
-// Usage is what memory holds, and what has been done since the shard was loaded.
+// Usage counts the contents of memory, and the work since the shard was loaded.
 type Usage struct {
 	Read                                     int // entries of the store
 	Lanes, Doubtful                          int
@@ -27,7 +27,7 @@ type Usage struct {
 	Inbound []uint64
 }
 
-// cacheUsage is what memory holds of a range of small entries.
+// cacheUsage counts the entries and fingerprints that a writeBackCache holds.
 type cacheUsage struct {
 	Held    int
 	Whole   bool // nothing else exists
@@ -41,7 +41,7 @@ func usageOf[K comparable, V any](m *writeBackCache[K, V]) cacheUsage {
 	return cacheUsage{len(m.held), m.whole, m.all, m.tooMany, m.prints.Len(), m.most()}
 }
 
-// Usage returns what memory holds, and what has been done.
+// Usage returns the present Usage.
 func (p Probe) Usage() Usage {
 	s := p.s
 	return Usage{
@@ -108,7 +108,7 @@ func (p Probe) LoseNumbers() {
 	p.s.Mail.out.ahead = true
 }
 
-// NumbersAhead reports whether numbers of messages are to be stored.
+// NumbersAhead reports whether some numbers of messages are not stored yet.
 func (p Probe) NumbersAhead() bool { return p.s.Mail.out.ahead }
 
 // Send stores a message to a shard.

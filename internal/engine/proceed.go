@@ -295,7 +295,7 @@ func (s *State) unpinned(parent keys.ID, until uint64) bool {
 	return true
 }
 
-// proceed lets a task go on that was waiting for its parents.
+// proceed moves on a task that has waited for its parents.
 func (s *State) proceed(l *Lane, id keys.ID, head *record.Head, rec []byte) {
 	if head.RunAt > s.Wall {
 		s.Times.schedule(l, id, head.RunAt, rec)
@@ -306,13 +306,13 @@ func (s *State) proceed(l *Lane, id keys.ID, head *record.Head, rec []byte) {
 
 // The tasks of a group take turns: one has the turn. The first task to become due takes it, and
 // keeps it until it ends, over all its attempts; the others wait in the scope of the group. An
-// entry of the range Group says who has the turn; a group without due tasks has no entry. A task
-// that dies while Settings.HoldGroups is set keeps the turn, as its record notes, until it is
-// redriven, purged or canceled. While a handler goes on whose task was canceled, completed or given
-// back, no task of the group begins.
+// entry of the range Group names the task with the turn; a group without due tasks has no entry. A
+// task that dies while Settings.HoldGroups is set keeps the turn, as its record notes, until it is
+// redriven, purged or canceled. No task of the group begins as long as a handler goes on after its
+// task was canceled, completed or given back.
 
-// takeTurn gives a task the turn of its group if nobody has it. A task that has it keeps it until
-// it ends, also while it waits for another attempt.
+// takeTurn gives a task the turn of its group if the turn is free. A task keeps the turn until the
+// task ends, also while the task waits for another attempt.
 func (ti *ties) takeTurn(scope uint64, id keys.ID) bool {
 	v, ok := ti.turns.get(ti.round, scope)
 	switch {
@@ -331,15 +331,14 @@ func (ti *ties) takeTurn(scope uint64, id keys.ID) bool {
 	return false
 }
 
-// parkTurn makes a task wait that has the turn of its group, until the orphan has returned that it
-// has left.
+// parkTurn makes a task with the turn of its group wait until the task's orphan has returned.
 func (ti *ties) parkTurn(l *Lane, id keys.ID, rec *record.Record) {
 	ti.turns.put(ti.round, rec.Group, keys.GroupValue{Holder: id, Waiting: true})
 	ti.block(l, rec.Group, id, rec.Encode())
 	ti.wake(l.queue, rec.Group, keys.ID{}, keys.WakeUp)
 }
 
-// unparkTurn lets a task go on that has the turn of its group, if it was parked.
+// unparkTurn moves on a task with the turn of its group, if the task was parked.
 func (ti *ties) unparkTurn(q *Queue, scope uint64, id keys.ID) error {
 	if ti.Group.hasChanged(id) {
 		return nil

@@ -73,7 +73,7 @@ type Queue struct {
 	changed uint64           // clock of periods at the last group that has changed it; 0: none since Open
 	touched bool             // on the group's list
 	filed   bool             // a row has the totals, and the counters have none
-	Gated   bool             // the owner wants to know when its leases end
+	Gated   bool             // the owner is told when its leases end
 	Fed     bool             // on the list of queues that have more to claim
 	buckets map[bucketKey]*bucket
 	arrived uint64 // tasks that have come from other shards since the queue is in memory
@@ -83,7 +83,7 @@ type Queue struct {
 	Suspects uint16 // bit part: some may wait in that scope to be started
 	Stale    int    // were started, and were not leased until their place was over: others do not start
 	starting int    // how many of them the next group starts
-	heldIn   uint32 // the last group in which one began to wait
+	heldIn   uint32 // the last group that made one wait
 
 	ready.Queue // Number is 0 until the first task of the queue
 
@@ -94,7 +94,7 @@ type Queue struct {
 	busy       bool // counted among the queues with unended tasks
 }
 
-// SetGated says whether the owner wants to know when leases of the queue end.
+// SetGated says whether the owner is told when leases of the queue end.
 func (q *Queue) SetGated(gated bool) { q.Gated = gated }
 
 func newQueue(name string) *Queue {

@@ -18,9 +18,9 @@ import (
 
 // recurring is a Schedule in the memory of its shard.
 //
-// Invariant: value is what is on disk once the group has persisted. Every tick up to value.After
-// has produced its task or was skipped, and the same group stored so; next is the first tick after
-// it; that of a paused one does not come.
+// Invariant: disk has value once the group has persisted. Every tick up to value.After has produced
+// its task or was skipped, and the same group stored so; next is the first tick after it; that of a
+// paused one does not come.
 type recurring struct {
 	Name     string
 	value    keys.ScheduleValue
@@ -171,9 +171,9 @@ func (t *recurringTable) nextTick() uint64 {
 // clock, ms.
 func (tm *times) NextTick() uint64 { return tm.recurring.nextTick() }
 
-// take returns the schedule whose turn it is, and removes it from waiting or late; nil: none is
-// due. The schedule that has waited longest for its turn gets it: one with a year of missed ticks
-// does not delay the others.
+// take returns the schedule with the turn, and removes it from waiting or late; nil: none is due.
+// The schedule that has waited longest for its turn gets it: one with a year of missed ticks does
+// not delay the others.
 func (t *recurringTable) take(wall uint64) *recurring {
 	for len(t.late) > 0 {
 		if t.waiting.Next() <= min(wall, t.late[0].turned) {
@@ -192,7 +192,7 @@ func (t *recurringTable) take(wall uint64) *recurring {
 	return t.waiting.Pop()
 }
 
-// turn puts back what take has returned, after its turn.
+// turn puts back a schedule from take, after its turn.
 func (t *recurringTable) turn(r *recurring, wall uint64) {
 	if r.next > wall {
 		t.waiting.Push(r)
@@ -289,8 +289,8 @@ func (tm *times) storeRecurring(r *recurring) {
 	tm.Group.set(keys.AppendSchedule(nil, r.Name), r.value.Append(nil))
 }
 
-// loadRecurring reads the schedules. A schedule whose ticks this process cannot compute does not
-// tick, but does not keep the queue from opening.
+// loadRecurring reads the schedules. If this process cannot compute the ticks of a schedule, the
+// schedule does not tick, but the queue opens.
 func (tm *times) loadRecurring() error {
 	return store.Scan(tm.Store.DB(), keys.Schedule, func(key, value []byte) error {
 		r, err := parseRecurring(key, bytes.Clone(value))
@@ -365,7 +365,7 @@ func parseRecurring(key, value []byte) (*recurring, error) {
 	return newRecurring(name, v)
 }
 
-// CheckSchedule returns the name of a stored schedule, or what is wrong with it.
+// CheckSchedule returns the name of a stored schedule, or the error in it.
 func CheckSchedule(key, value []byte) (name string, err error) {
 	r, err := parseRecurring(key, value)
 	if err != nil {
@@ -410,7 +410,7 @@ func (tm *times) SetSchedule(name string, v keys.ScheduleValue, times recurrence
 	return nil
 }
 
-// PauseSchedule stops the ticks of a schedule, or lets it go on with the first tick after now.
+// PauseSchedule stops the ticks of a schedule, or resumes them with the first tick after now.
 func (tm *times) PauseSchedule(name string, paused bool) error {
 	r := tm.recurring.find(name)
 	switch {

@@ -15,7 +15,7 @@ type bucketKey struct {
 	until  uint64 // by the clock of periods, ms
 }
 
-// bucket is what memory knows of a bucket.
+// bucket describes a bucket in memory.
 type bucket struct {
 	queue *Queue
 	bucketKey
@@ -83,7 +83,7 @@ func (b *bucket) seal(g *commitGroup) {
 	g.set(key, keys.AppendNumber(nil, b.size))
 }
 
-// expireEnded deletes the buckets whose time has come.
+// expireEnded deletes the buckets that are due.
 // REQUIRES: the group is empty.
 func (tm *times) expireEnded() {
 	for tm.past(tm.expiries.Next()) && !tm.Spent() {

@@ -59,7 +59,7 @@ type Start struct {
 	Format int     // that the shard may store; it may rise between two groups
 	Room   Room    // on the disk
 	Tight  bool    // space should be given back at once
-	Wanted KindSet // what Effects should contain of what happens
+	Wanted KindSet // the kinds that Effects should contain
 }
 
 // Judge sets the earliest time at which the operations that follow may have arrived, as Now: a
@@ -178,9 +178,9 @@ type Room uint8
 
 const (
 	Roomy      Room = iota
-	RoomLow         // below MinFreeBytes: what adds tasks is refused
+	RoomLow         // below MinFreeBytes: operations that add tasks are refused
 	RoomScarce      // below 3/4 of it: leases are ended and extended, and none is granted
-	RoomNone        // below 1/2: only what gives space back is written
+	RoomNone        // below 1/2: only writes that give space back are done
 	RoomEmpty       // below 1/4: nothing is written
 )
 

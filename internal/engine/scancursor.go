@@ -14,7 +14,7 @@ import (
 // that a turn passes to the next task without reading disk.
 
 // waiting visits the tasks that wait in a scope, in the order of their IDs, until visit returns
-// false. REQUIRES: those for which it returns true are moved elsewhere in this group; the group has
+// false. REQUIRES: if visit returns true, this group moves the task elsewhere; the group has
 // changed nothing in the scope before.
 func (ti *ties) waiting(q *Queue, scope uint64, visit func(n int, at *located) bool) error {
 	f := ti.cursors.at(scope)
@@ -91,8 +91,8 @@ func (ns *names) waiter(q *Queue, scope uint64, w waiter) (*located, error) {
 	return at, ns.decode(at, w.value)
 }
 
-// scanCursors knows, for some scopes, before which ID nobody waits any more, and which tasks wait
-// next: scans do not step over the tombstones of the earlier ones.
+// scanCursors holds, for some scopes, a lower bound of the IDs of waiting tasks, and the first
+// tasks: scans do not step over the tombstones of earlier ones.
 type scanCursors struct {
 	byScope map[uint64]*scanCursor
 	group   uint64 // counts groups
@@ -121,7 +121,7 @@ type waiter struct {
 
 func (w *waiter) size() int { return int(unsafe.Sizeof(*w)) + cap(w.value) }
 
-// What memory holds of waiting tasks.
+// The limits of waiting tasks in memory.
 const (
 	cursorsCap   = 1 << 14 // scopes, between two groups
 	WaitersAhead = 16      // tasks of a scope
@@ -141,14 +141,14 @@ func (t *scanCursors) at(scope uint64) *scanCursor {
 	return f
 }
 
-// begin is called for a scope in which nobody waits.
+// begin is called for a scope without waiting tasks.
 func (t *scanCursors) begin(scope uint64) {
 	f := t.at(scope)
 	t.drop(f)
 	f.all = true
 }
 
-// isEmpty reports whether memory knows that nobody waits in a scope.
+// isEmpty reports whether memory shows that no task waits in a scope.
 func (t *scanCursors) isEmpty(scope uint64) bool {
 	f := t.byScope[scope]
 	return f != nil && f.all && len(f.ahead) == 0
@@ -214,7 +214,7 @@ func (t *scanCursors) advance(f *scanCursor, id keys.ID) {
 // end is called when disk has no more tasks of a scope than those that are held.
 func (t *scanCursors) end(f *scanCursor) { f.all = f.group != t.group }
 
-// forget is called for a scope in which a waiting task changes, or leaves without being the first.
+// forget is called when a waiting task of a scope changes, or leaves without being the first.
 func (t *scanCursors) forget(scope uint64) {
 	if f := t.byScope[scope]; f != nil {
 		t.drop(f)
@@ -236,7 +236,7 @@ func (t *scanCursors) next() {
 		case len(t.byScope) > cursorsCap:
 			t.drop(f)
 			delete(t.byScope, scope)
-		// perhaps of a scope in which nothing goes on
+		// perhaps of an inactive scope
 		case t.bytes >= waitersCap && len(f.ahead) > 0:
 			t.drop(f)
 			return

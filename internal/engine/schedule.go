@@ -11,7 +11,7 @@ import (
 	"codeq/internal/record"
 )
 
-// times holds what happens because its time has come: scheduled tasks become ready, kept tasks are
+// times holds the work that becomes due by time: scheduled tasks become ready, kept tasks are
 // deleted, and schedules tick.
 type times struct {
 	*round
@@ -23,8 +23,8 @@ type times struct {
 	recurring recurringTable
 }
 
-// dueCursor is where a range that is ordered by time begins: no entry lies before it. It is as
-// precise as a key, since many entries may have the same time, and tombstones lie before it.
+// dueCursor is the beginning of a range in order of time: no entry lies before it. It is as precise
+// as a key, since many entries may have the same time, and tombstones lie before it.
 type dueCursor struct {
 	at   uint64 // ms; Never: the range is empty
 	name [keys.IDLen]byte
@@ -56,7 +56,7 @@ func (c *dueCursor) raise(o dueCursor) {
 // two all tasks are due; between them, those of one kind are, and the cursors say how far they have
 // gone. So each task is read at most twice, however many there are.
 
-// firstScheduled is where the range Scheduled begins.
+// firstScheduled is the beginning of the range Scheduled.
 func (tm *times) firstScheduled() dueCursor {
 	first := tm.nextDue
 	first.lower(tm.nextWait.at, tm.nextWait.name)
@@ -73,7 +73,7 @@ const (
 
 func (tm *times) trimIsDue() bool { return tm.names.ready.TrimAt(tm.Tight) <= tm.Uptime }
 
-// trim deletes by range what is dead in the ranges Task and Scheduled, before all other keys.
+// trim deletes dead records of the ranges Task and Scheduled by range, before all other keys.
 func (tm *times) trim() {
 	if !tm.Group.Batch.Empty() || len(tm.Group.tasks) > 0 { // load has put something into it
 		return
@@ -88,8 +88,8 @@ func (tm *times) trim() {
 }
 
 // promoteDue moves on the scheduled tasks that are due.
-// REQUIRES: the group has scheduled no task, and moved no scheduled one: the cursors become what
-// disk says.
+// REQUIRES: the group has scheduled no task, and moved no scheduled one: the cursors take the state
+// on disk.
 func (s *State) promoteDue() {
 	until := min(s.Wall, s.periods.now)
 	reached := s.promoteFrom(s.Times.firstScheduled(), until)
@@ -106,7 +106,7 @@ func (s *State) promoteDue() {
 }
 
 // promoteFrom moves on the tasks that are due, of the entries from a position up to a time. It
-// returns where the others begin.
+// returns the beginning of the others.
 func (s *State) promoteFrom(from dueCursor, until uint64) (reached dueCursor) {
 	if reached = nothingDue; from == reached {
 		return reached

@@ -46,7 +46,7 @@ func (e *IncarnationOverError) Unwrap() error { return base.ErrNotMember }
 // sessionTable holds the sessions of all nodes in one shard. Only its owner uses it.
 type sessionTable struct {
 	byNode  map[string]*keys.SessionValue
-	changed []string // nodes whose sessions the group stores, or deletes
+	changed []string // nodes with sessions that the group stores, or deletes
 }
 
 // Continues reports whether a call is of a session that goes on: it begins none.

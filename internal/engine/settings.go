@@ -24,12 +24,11 @@ import (
 //
 // Settings without a value are those of a queue that was never configured, and are not kept: when
 // the first shard decides on them, it removes its entry, and so does every other shard when it has
-// the message. What was older must not come back then, with a late call of Adopt. So a shard
-// remembers the largest version that it has removed, State.Given, and settings of a queue without
-// an entry have to exceed that. Messages come in the order in which the first shard has decided,
-// whose versions begin after its own Given: so nothing that is newer is refused. Calls of Adopt
-// come in any order: by them, settings without a value are kept like others until the message
-// comes.
+// the message. A late call of Adopt must not bring older settings back then. So a shard remembers
+// the largest version that it has removed, State.Given, and settings of a queue without an entry
+// have to exceed that. Messages come in the order of the first shard's decisions, and that shard's
+// versions begin after its own Given: so newer settings are never refused. Calls of Adopt come in
+// any order: by them, settings without a value are kept like others until the message comes.
 type Configured struct {
 	Settings *Settings
 	Version  uint64 // 0: there are none
@@ -200,7 +199,7 @@ func (s *Settings) BurstSize() int {
 type Invalid struct {
 	Field string
 	Value any
-	Limit string // what is allowed
+	Limit string // the allowed values
 }
 
 func (e *Invalid) Error() string {
@@ -331,7 +330,7 @@ func (ns *names) loadGrants() error {
 	return err
 }
 
-// sealGrants stores when the rates of queues began of which that was not known, some in a group.
+// sealGrants stores the missing last grants of queues with a rate, some in a group.
 func (ns *names) sealGrants() {
 	if len(ns.ungranted) == 0 || ns.Group.isEmpty() {
 		return
