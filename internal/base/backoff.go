@@ -15,7 +15,7 @@ type Backoff struct {
 }
 
 // SetDefaults sets the fields that are zero, and makes all finite. It returns the field that is out
-// of bounds, with its value and what is allowed; "": none is.
+// of bounds, with its value and the allowed values; "": none is.
 func (b *Backoff) SetDefaults() (field string, value any, limit string) {
 	if b.Base == 0 {
 		b.Base = time.Second

@@ -16,7 +16,7 @@ func EndOf(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", err, cause)
 }
 
-// IsClosed reports whether a channel to which nobody sends is closed.
+// IsClosed reports whether a channel without senders is closed.
 func IsClosed(done <-chan struct{}) bool {
 	select {
 	case <-done:

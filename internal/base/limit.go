@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// ErrLate is why a call ends whose Limit is over.
+// ErrLate is the error of a call that ends because its Limit is over.
 var ErrLate = errors.New("codeq: the shard does not get further")
 
 // Limits makes the Limits of the calls of a shard. It must not be copied.
@@ -18,7 +18,7 @@ type Limits struct {
 	pool    sync.Pool // of *Limit
 }
 
-// Init prepares Limits of a length. done counts what the shard does: as long as it grows, calls
+// Init prepares Limits of a length. done counts the work of the shard: as long as it grows, calls
 // wait.
 func (ls *Limits) Init(timeout time.Duration, done func() uint64) {
 	ls.timeout, ls.done = timeout, done

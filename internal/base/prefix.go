@@ -4,8 +4,8 @@ import "strings"
 
 const prefix = "codeq: "
 
-// Prefixed makes the text of an error begin with the name of the package, once, whatever errors are
-// wrapped in it. Joined errors are one line each, which begins with the name.
+// Prefixed makes the text of an error begin with the name of the package, once, even if it wraps
+// errors with that name. Joined errors are one line each, which begins with the name.
 func Prefixed(err error) error {
 	was := err.Error()
 	lines := strings.Split(was, "\n")
@@ -24,8 +24,8 @@ func Prefixed(err error) error {
 	return err
 }
 
-// wrapping is what stands before an error that is wrapped. Behind anything else the name is no
-// prefix, but that of a file or directory.
+// wrapping is the text before a wrapped error. Behind anything else the name is no prefix, but that
+// of a file or directory.
 var wrapping = []string{": ", "; ", ", ", "("}
 
 // prefixed is an error with another text.

@@ -9,7 +9,7 @@ import (
 	"codeq/internal/store"
 )
 
-// State is the rules of one shard, with the memory that they use: what each operation does to
+// State is the rules of one shard, with the memory that they use: the effects of each operation on
 // tasks, lanes, leases, groups, limits, flows, schedules and retention. It is deterministic given
 // the disk, the clock, and a seed. It reads the store as it is between two groups, and collects
 // writes in Group, and notifications in Effects.
@@ -61,7 +61,7 @@ type Effects struct {
 	Configured []Reconfigured
 	Forgotten  []*Queue        // the rules do not need them any more; the owner may
 	Outgoing   []Outgoing      // messages to other shards
-	Sweep      *LaneSweep      // a reader has to read what disk has now
+	Sweep      *LaneSweep      // a reader must read the present disk
 	Canceled   []CanceledLease // local leases that ended because of cancels
 	Events     []Event
 	Counted    []Counted // if WantCounts; each queue of Touched once

@@ -6,7 +6,7 @@ import (
 	"codeq/internal/store"
 )
 
-// What List, Get and Stats ask of memory, so that they scan neither consumed nor leased tasks.
+// The reads of memory for List, Get and Stats, so that they scan neither consumed nor leased tasks.
 
 // LaneRef names a lane.
 type LaneRef struct {
@@ -61,7 +61,7 @@ func (ns *names) CountsOf(queue string) (number uint32, counts keys.Counts, ok b
 
 // LanesBefore appends the lanes before the left-th that may have ready tasks, of at most so many
 // lanes, from the end, and returns how many are left. queue: "" for all. The last lane takes the
-// place of one that leaves memory: whoever goes from the end misses none.
+// place of one that leaves memory: so a walk from the end misses none.
 func (ns *names) LanesBefore(queue string, left, most int, dst []LaneRef) ([]LaneRef, int) {
 	lanes := &ns.lanes
 	if queue != "" {
@@ -89,7 +89,7 @@ type QueueRef struct {
 	Number uint32
 }
 
-// QueuesBefore is LanesBefore for the queues whose counts are as has says.
+// QueuesBefore is LanesBefore for the queues with counts that has accepts.
 func (ns *names) QueuesBefore(has func(*keys.Counts) bool, left, most int, dst []QueueRef) ([]QueueRef, int) {
 	left = min(left, ns.numbers.Len())
 	first := max(0, left-most)
@@ -160,7 +160,7 @@ func (ns *names) Counts(p *CountsCursor, most int, dst []QueueCounts) (_ []Queue
 	return dst, more
 }
 
-// QueueInfo is what a shard knows of a queue.
+// QueueInfo is the information of a shard on a queue.
 type QueueInfo struct {
 	Queue    string
 	Counts   keys.Counts
@@ -173,21 +173,20 @@ type QueueInfo struct {
 // InfoCursor is a position in the list of a shard's queues, or in the lanes of one of them.
 type InfoCursor struct {
 	CountsCursor
-	Queue  string // of which some lanes were visited; "": of none
-	Lanes  int    // of it that are left: the last lane takes the place of one that leaves memory
+	Queue  string // some of its lanes were visited; "": no such queue
+	Lanes  int    // its lanes that are left: the last one takes the place of one that has gone
 	Oldest uint64 // in those that were visited, by the wall clock, ms
 }
 
 // quietMillis is for how long a queue that is in memory is shown after it has become empty.
 const quietMillis = 60 * 60 * 1000
 
-// headsAtOnce is how many lanes of which memory does not know the first ready task are looked for
-// together.
+// headsAtOnce is how many lanes without a known first ready task are looked up together.
 const headsAtOnce = 64
 
-// Info appends what is known of the queues after a cursor, and advances it. It visits at most so
-// many queues and lanes. more says that more follow. The verdict is Again if nothing was done: the
-// first ready task of a lane has to be found before, which the next group begins with.
+// Info appends the information on the queues after a cursor, and advances the cursor. It visits at
+// most so many queues and lanes. more says that more follow. The verdict is Again if nothing was
+// done: the first ready task of a lane has to be found before, and the next group begins with that.
 func (ns *names) Info(p *InfoCursor, visits int, dst []QueueInfo) (_ []QueueInfo, more bool, _ Verdict) {
 	began := *p
 	if p.Begun == 0 {
@@ -274,8 +273,8 @@ func (ns *names) infoOf(q *Queue, oldest uint64) QueueInfo {
 }
 
 // visitLanes visits the lanes of a queue that are left, as far as visits go. unknown: it stopped
-// before a lane of which memory does not know the first ready task; that one, and some that follow,
-// are asked for.
+// before a lane without a known first ready task, and has asked for the first tasks of this lane
+// and of some that follow.
 func (ns *names) visitLanes(p *InfoCursor, q *Queue, visits *int) (unknown bool) {
 	asked, clock := 0, ns.Clock()
 	for i := min(p.Lanes, q.lanes.Len()); i > 0 && *visits > 0 && asked < headsAtOnce; i-- {

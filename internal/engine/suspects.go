@@ -82,7 +82,7 @@ type suspectTable interface {
 	// have been more. The first shard that asks decides, for lasts ms; left is the rest. If it is
 	// not known yet, since other leaders are asked, ok is false.
 	Crash(process, lasts uint64) (suspects int, partial bool, left uint64, ok bool)
-	// Crashed says what Crash returns for lasts ms, unless it is known: an earlier leader has
+	// Crashed sets the result of Crash for lasts ms, unless that is known: an earlier leader has
 	// decided.
 	Crashed(process uint64, suspects int, partial bool, lasts uint64)
 }
@@ -139,8 +139,8 @@ func costOfCrash(c *crash, suspect, counted bool) (cost crashCost, suspected boo
 	return cost, suspect || c.Suspects == 0
 }
 
-// AtWork says that the process that had the shard before has died, and returns what was at work
-// there. Before the first group, the caller sets Suspects to the number of all shards.
+// AtWork notes that the earlier process of the shard has died, and returns the counts of its tasks
+// at work. Before the first group, the caller sets Suspects to the number of all shards.
 // REQUIRES: Load, and no group since.
 func (su *suspects) AtWork() *crash {
 	c := new(crash)
@@ -174,8 +174,8 @@ func (su *suspects) CrashIsOver() bool {
 }
 
 // crashOf returns the crash that has ended a lease; nil: the lease has expired without one. In a
-// cluster, a lease of Run that was not renewed stands for a process that is gone. If ok is false,
-// more is known of the crash in a moment.
+// cluster, a lease of Run that was not renewed means that its process is gone. If ok is false, more
+// is known about the crash in a moment.
 func (su *suspects) crashOf(ls *lease) (c *crash, ok bool) {
 	switch {
 	case !ls.local:
@@ -210,8 +210,8 @@ func (su *suspects) crashOf(ls *lease) (c *crash, ok bool) {
 	return &e.crash, true
 }
 
-// storedCrashes returns the crashes that may have leases left, for the next leader: it would count
-// only the suspects whose leases it finds.
+// storedCrashes returns the crashes that may have leases left, for the next leader: without them,
+// that leader would count only the suspects with leases that it finds.
 func (le *leases) storedCrashes() (stored []keys.CrashValue) {
 	for process, c := range le.crashes {
 		if c.until >= le.Now {
@@ -294,8 +294,8 @@ func (su *suspects) noteSuspects(q *Queue, part int) {
 	su.feed(q)
 }
 
-// findSuspects notes the scopes in which suspects may wait: in queues with blocked tasks when the
-// shard is loaded, and in queues with suspects when these are cleared.
+// findSuspects notes the scopes that may have waiting suspects: in queues with blocked tasks when
+// the shard is loaded, and in queues with suspects when these are cleared.
 func (su *suspects) findSuspects() {
 	c := su
 	for ; len(c.unread) > 0 && su.Broken == nil && !su.Spent(); c.unread = c.unread[1:] {
@@ -569,7 +569,7 @@ func (c *Config) crashedTooOften(rec *record.Record) bool {
 
 func (su *suspects) recheckIsDue() bool { return len(su.names.rechecks)+len(su.unread) > 0 }
 
-// recheckLimits finds suspects, for which leases may wait, and adds wakeups for the limits of
+// recheckLimits finds suspects, as leases may wait for them, and adds wakeups for the limits of
 // queues that may have room now. Wakeups of limits that are still full do no harm.
 func (su *suspects) recheckLimits() {
 	su.findSuspects()

@@ -67,28 +67,28 @@ type Ending struct {
 	Outcome Outcome
 }
 
-// What a task does when a parent dies.
+// The actions of a task when a parent dies.
 const (
 	holdOnDead   = iota // it waits
 	cancelOnDead        // it is canceled
 	runOnDead           // it goes on as if the parent were completed
 )
 
-// What a task does if a parent is gone before it knows of the task.
+// The actions of a task if a parent is gone before the parent has noted the task.
 const (
 	runOnMissing    = iota // it goes on as if the parent were completed
 	cancelOnMissing        // it is canceled
 	refuseOnMissing        // it is not stored if its producer finds so, and canceled otherwise
 )
 
-// What is done about missed ticks.
+// The rules for missed ticks.
 const (
 	MissedOnce uint8 = iota // the latest of them is produced
 	MissedSkip              // none is produced
 	MissedAll               // all are produced
 )
 
-// EventKind is what has happened to a task.
+// EventKind is the kind of an event of a task.
 type EventKind uint8
 
 // The kinds of events.
@@ -104,20 +104,20 @@ const (
 	EndOfEvents
 )
 
-// EventProgress: a handler has said how far it is, which changes no state. The numbers before it
-// are taken by what KindSet has beside events.
+// EventProgress: a handler has said how far it is, which changes no state. The other bits of
+// KindSet take the numbers before it.
 const EventProgress EventKind = 11
 
-// KindSet has bit k for EventKind k, and bits for what else may be of interest.
+// KindSet has bit k for EventKind k, and bits for the other interests.
 type KindSet uint32
 
-// What somebody may want to know beside events.
+// Interests beside events.
 const (
 	WantOutcomes KindSet = 1 << (EndOfEvents + iota) // how tasks have ended
 	WantCancels                                      // which leases of Run cancels have ended
 )
 
-// WantCounts lets Effects tell the events of each queue. It is of a process, and never stored.
+// WantCounts adds event counts of queues to Effects. It is of a process, and never stored.
 const WantCounts KindSet = 1 << 31
 
 // Counted is a queue that a group has changed, and its totals before.
@@ -170,12 +170,12 @@ type NewTask struct {
 	Tied  *Tied  // nil: it has no ties
 }
 
-// Tied is what the shard needs to know of a new task with ties.
+// Tied holds the ties of a new task in the form that the shard needs.
 type Tied struct {
 	record.Ties
 	Parents [][record.IDLen]byte // as in Task.After
 	Twin    int                  // index of the task of the batch with the same key; negative: none
-	Refuses bool                 // it is not to be stored if a parent is missing
+	Refuses bool                 // it is not stored if a parent is missing
 	policy  policy
 	done    keys.ID // the parent that was completed in the commit of its follow-up; zero: none
 
@@ -190,7 +190,7 @@ func TiedOf(rec *record.Record) *Tied {
 	}
 }
 
-// Home returns the shard to which a task belongs; bound is false if it may be in any.
+// Home returns the shard of a task; bound is false if the task may be in any shard.
 func (t *NewTask) Home(shards int) (shard int, bound bool) {
 	if t.Tied == nil {
 		return 0, false
@@ -268,8 +268,8 @@ func (t *NewTask) Encode(rec *record.Record, buf []byte) {
 	}
 }
 
-// emit counts what has happened to a task, and adds an event for subscribers to the effects, if
-// somebody wants its kind. attempt is the task's count after the change.
+// emit counts an event of a task, and adds it to the effects for subscribers, if its kind is
+// wanted. attempt is the task's count after the change.
 func (ns *names) emit(kind EventKind, l *Lane, id keys.ID, attempt uint32, cause string) {
 	ns.count(l.queue, kind)
 	if ns.Wanted>>kind&1 != 0 {

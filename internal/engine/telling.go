@@ -21,7 +21,7 @@ type childNotices struct {
 
 	parent keys.ID // the last group told some of its children, but not all; zero: none
 	from   []byte  // key of its next child
-	next   []byte  // where the search for the next parent begins
+	next   []byte  // the search for the next parent begins here
 }
 
 // TellAtOnce is how many children are told in the commit of the end, at most: large ones are left
@@ -41,7 +41,7 @@ func newChildNotices() childNotices {
 	}}
 }
 
-// load counts the tasks whose children are not all told.
+// load counts the tasks with children that are not told yet.
 func (t *childNotices) load(r pebble.Reader) error {
 	t.count = 0
 	return store.Scan(r, keys.Telling, func([]byte, []byte) error {
@@ -61,9 +61,9 @@ func (ti *ties) isTelling(id keys.ID) bool {
 
 func (ti *ties) tellIsDue() bool { return ti.notices.count > 0 }
 
-// nextToTell finds the next parent whose children are not all told. It returns false if this group
-// has added all such parents, and disk does not have them yet. If there are none at all the shard
-// fails, because the owner would look for them for ever.
+// nextToTell finds the next parent with children that are not told yet. It returns false if this
+// group has added all such parents, and disk does not have them yet. If there are none at all the
+// shard fails, because the owner would look for them for ever.
 func (ti *ties) nextToTell() bool {
 	t := &ti.notices
 	lower, upper := keys.Range(keys.Telling)

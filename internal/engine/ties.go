@@ -12,9 +12,8 @@ import (
 	"codeq/internal/store"
 )
 
-// ties holds what ties tasks to each other: idempotency keys, the turns of groups, parents and
-// children, the pins of results, the limits of keys, and the wakeups of the tasks that wait for any
-// of these.
+// ties holds the ties between tasks: idempotency keys, the turns of groups, parents and children,
+// the pins of results, the limits of keys, and the wakeups of the tasks that wait for any of these.
 type ties struct {
 	*round
 	names  *names

@@ -12,11 +12,11 @@ import (
 	"codeq/internal/store"
 )
 
-// What has happened to the tasks of each queue is counted, in all and by day. The totals of a queue
-// in memory are stored with its counts: the commit that changes a task counts the change. Their
-// value at the end of a day is a row of the range Daily, which is written with the first change of
-// a later day. A queue that is about to leave memory is filed before: a row takes the place of its
-// counters. When its name comes back, its totals go on from its last row.
+// The shard counts the events of each queue, in all and by day. The totals of a queue in memory are
+// stored with its counts: the commit that changes a task counts the change. Their value at the end
+// of a day is a row of the range Daily, which is written with the first change of a later day. A
+// queue that is about to leave memory is filed before: a row takes the place of its counters. When
+// its name comes back, its totals go on from its last row.
 //
 // Rows are deleted when they are TotalsDays old. So the name of a queue that is not in memory
 // then loses its totals.
@@ -26,7 +26,7 @@ const TotalsDays = 90
 
 const dayMillis = 24 * 60 * 60 * 1000
 
-// totals is what memory knows of the totals of all queues.
+// totals is the memory of a shard for the totals of all queues.
 type totals struct {
 	today   uint32                 // by the minter's time, which does not go back
 	rows    bool                   // the store may have rows
@@ -39,7 +39,7 @@ type totals struct {
 	stay    bool                   // the current sweep has found rows that stay, or some were added meanwhile
 }
 
-// count counts what has happened to a task of a queue.
+// count counts an event of a task in the totals of its queue.
 func (ns *names) count(q *Queue, kind EventKind) {
 	ns.touch(q)
 	q.totals.All[kind-1]++
@@ -62,7 +62,7 @@ func (ns *names) beginDay(q *Queue) {
 	t.Day, t.OfDay = ns.totals.today, keys.Totals{}
 }
 
-// recall lets the totals of a queue that has come to memory go on from its last row.
+// recall continues the totals of a queue that has come to memory, with those of its last row.
 func (ns *names) recall(q *Queue) {
 	q.totals = keys.TotalsValue{}
 	if ns.totals.rows {
@@ -72,7 +72,7 @@ func (ns *names) recall(q *Queue) {
 	delete(ns.totals.absent, q.Name)
 }
 
-// absentCap is of how many queues that are not in memory the totals are.
+// absentCap is how many queues that are not in memory have totals in absent, at most.
 const absentCap = 1 << 14
 
 // readAbsent reads the totals of a queue that is not in memory, and remembers them.

@@ -2,9 +2,8 @@ package engine
 
 import "time"
 
-// Upkeep is what is done without a request: what has become due by time, or what an earlier group
-// has left to do. However much of it there is, each group does a bounded part of it, and serves
-// callers beside it.
+// Upkeep is the work without a request: work that has become due by time, or that an earlier group
+// has left. However much there is, each group does a bounded part, and serves callers beside it.
 
 // upkeep is one kind of upkeep.
 type upkeep struct {
@@ -12,7 +11,7 @@ type upkeep struct {
 	room  Room              // the lowest level at which it goes on
 	timed bool              // it is due because time has passed
 	due   func(*State) bool // reads no clock and no disk: it is called before each group
-	do    func(*State)      // calls Spent before each unit of work; what it leaves is due again
+	do    func(*State)      // calls Spent before each unit of work; the rest is due again
 }
 
 // UpkeepKind is a kind of upkeep.
@@ -41,13 +40,13 @@ type upkeepDone struct {
 	Records, Bytes int           // State.Work at that time
 }
 
-// upkeeps lists all upkeep in such an order that the range reads of each find on disk what they
-// need: they come before the group writes its first key of their range.
+// upkeeps lists all upkeep. The order matters: range reads come before the group writes its first
+// key of their range, so they find the needed entries on disk.
 var upkeeps = [...]upkeep{
-	// first: what the group writes comes after its range deletions
+	// first: the writes of the group come after its range deletions
 	{UpkeepTrim, RoomNone, false, func(s *State) bool { return s.Times.trimIsDue() }, func(s *State) { s.Times.trim() }},
-	{UpkeepList, RoomNone, false, func(s *State) bool { return s.Ties.listKeysIsDue() }, func(s *State) { s.Ties.listKeys() }}, // before what changes the caches
-	// with freeKeys, before what may schedule a task, or end one that has a key
+	{UpkeepList, RoomNone, false, func(s *State) bool { return s.Ties.listKeysIsDue() }, func(s *State) { s.Ties.listKeys() }}, // before changes of the caches
+	// with freeKeys, before upkeep that may schedule a task, or end one that has a key
 	{UpkeepPromote, RoomLow, true, func(s *State) bool { return s.Times.promoteIsDue() }, (*State).promoteDue},
 	{UpkeepFreeKeys, RoomNone, true, func(s *State) bool { return s.Ties.freeKeysIsDue() }, func(s *State) { s.Ties.freeKeys() }},
 	{UpkeepForget, RoomNone, true, func(s *State) bool { return s.Times.expireEndedIsDue() }, func(s *State) { s.Times.expireEnded() }},
@@ -63,10 +62,10 @@ var upkeeps = [...]upkeep{
 	{UpkeepTidy, RoomNone, false, func(s *State) bool { return s.Names.keepTotalsIsDue() }, func(s *State) { s.Names.keepTotals() }},
 }
 
-// KeepUp does what is due, within a budget that begins at a time. Everything that is due at the
-// same time gets an equal share of it, so that none waits for the end of another's backlog; others
-// is how many more shares there will be. It returns the steps that it has taken, which are valid
-// until the next call.
+// KeepUp does the due upkeep, within a budget that begins at a time. All kinds that are due at the
+// same time get equal shares of it, so that none waits for the end of another's backlog; others is
+// the number of further shares. It returns the steps that it has taken, which are valid until the
+// next call.
 func (s *State) KeepUp(at time.Duration, others int) []upkeepDone {
 	shares := others
 	for i := range upkeeps {
@@ -102,9 +101,9 @@ func (s *State) isDue(u *upkeep) bool {
 	return !(u.timed && s.config.Untimed) && s.HasRoom(u.room) && u.due(s)
 }
 
-// HasWork reports whether there is something to do that nobody asks for: upkeep, tasks to be read
-// into memory, or queues that may leave it; or whether a lease may have expired, once the owner has
-// decided what came before that.
+// HasWork reports whether there is work without a request: upkeep, reads of tasks into memory, or
+// queues that may leave memory; or whether a lease may have expired, once the owner has decided the
+// operations before that.
 func (s *State) HasWork() bool {
 	return s.Names.ready.WantsRefill() || s.upkeepIsDue() || s.Ties.hasDoubts() ||
 		s.Suspects.leasesEnd(s.Now) && s.HasRoom(RoomScarce) && !s.config.Untimed

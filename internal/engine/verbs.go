@@ -10,15 +10,15 @@ import (
 	"codeq/internal/record"
 )
 
-// What callers ask for. Each verb is decided completely, or not at all.
+// The requests of callers. Each verb is decided completely, or not at all.
 
 // Verdict is the result of a verb.
 type Verdict uint8
 
 const (
 	Decided Verdict = iota // its error, if any, is for the caller
-	Again                  // nothing was done: disk has what is needed once the group has persisted
-	Full                   // nothing was done: there is no room for what would be written
+	Again                  // nothing was done: disk has the data once the group has persisted
+	Full                   // nothing was done: there is no room for the writes
 )
 
 // Errors of verbs.
@@ -29,8 +29,8 @@ var (
 
 // Produced is the result of a produce.
 type Produced struct {
-	IDs        []keys.ID // of the tasks; for a task whose key was taken, that of the key's holder
-	Duplicates []int     // indexes of those whose idempotency key was taken
+	IDs        []keys.ID // of the tasks; if the key of a task was taken, that of the key's holder
+	Duplicates []int     // indexes of the tasks with an idempotency key that was taken
 }
 
 // Produce takes in tasks, all or none. A call that was decided before has the same outcome again.
@@ -256,9 +256,9 @@ func (s *State) ReleaseKey(hash [keys.UniqueLen]byte, name string) (Verdict, err
 	return Decided, nil
 }
 
-// Next returns the lane whose first task a claim of the queue gets, if the claim takes no rank
-// below rank; nil: there is none. pending is as in head, or says that the budget was spent on
-// parking tasks; the queue is then fed again.
+// Next returns the lane with the first task for a claim of the queue that takes no rank below rank;
+// nil: there is none. pending is as in head, or says that the budget was spent on parking tasks;
+// the queue is then fed again.
 func (s *State) Next(q *Queue, rank uint64) (l *Lane, pending bool) {
 	if q.Settings.Paused {
 		return nil, false

@@ -10,7 +10,7 @@ import (
 
 // Blocked tasks wait, each in a scope: scope 0 is for tasks that wait for their parents, the scope
 // of a group for tasks that wait for their turn in it, the scope of a limit for tasks that found no
-// room in it when they were to be leased, and some for the suspects of a queue. The change that
+// room in it when a claim reached them, and some for the suspects of a queue. The change that
 // allows them to go on adds a wakeup in the range Wake, in the same commit; the next group reads
 // which tasks wait, and moves them.
 
@@ -40,9 +40,8 @@ func (m wakeup) compare(other wakeup) int {
 	return cmp.Or(cmp.Compare(m.queue.Number, other.queue.Number), cmp.Compare(m.scope, other.scope), bytes.Compare(m.id[:], other.id[:]))
 }
 
-// wakeupList holds the wakeups of earlier groups: some in memory, the others on disk, where they
-// are found by scanning the range from a cursor, so that nobody steps over the tombstones of all
-// earlier ones.
+// wakeupList holds the wakeups of earlier groups: some in memory, the others on disk. A scan of the
+// range from a cursor finds these, without the tombstones of all earlier ones.
 //
 // Invariant: a wakeup is in memory, or at or after the cursor if onDisk is set, or waits for the
 // orphans of its group.

@@ -16,17 +16,17 @@ import (
 	"codeq/internal/store"
 )
 
-// writeBackCache is what memory holds of a range of small entries: all of them while they are few,
-// and some when they are many. An entry that it does not hold is then read from disk, unless the
+// writeBackCache holds small entries of a range in memory: all of them while they are few, and some
+// when they are many. An entry that it does not hold is then read from disk, unless the
 // fingerprints of all entries say that it does not exist. Only the shard's owner uses it; changes
 // are written once for each group and entry.
 //
 // Invariant: an entry that the group has changed is held until the group has persisted, so that no
 // read misses a change that is not on disk yet.
 //
-// Invariant: the fingerprints are those of the entries whose keys come before listed, as they are
-// on disk and as the group changes them. After Open the range is listed in pieces, before the group
-// changes anything.
+// Invariant: the fingerprints are those of the entries with keys before listed, as they are on disk
+// and as the group changes them. After Open the range is listed in pieces, before the group changes
+// anything.
 type writeBackCache[K comparable, V any] struct {
 	prefix byte
 	key    func([]byte, K) []byte
@@ -35,7 +35,7 @@ type writeBackCache[K comparable, V any] struct {
 	order  func(a, b K) int // that of the keys
 
 	held    map[K]cacheEntry[V]
-	whole   bool // what is not held does not exist
+	whole   bool // an entry that is not held does not exist
 	changed []K  // in this group
 
 	prints fingerprint.Multiset
@@ -85,7 +85,7 @@ type anyCache interface {
 	trim()
 }
 
-// caches returns all caches, in the order in which a group writes what they change.
+// caches returns all caches, in the order of their writes in a group.
 func (ti *ties) caches() [5]anyCache {
 	return [...]anyCache{&ti.uniques, &ti.turns, &ti.pending, &ti.notices.ends, &ti.pins.counts}
 }
@@ -120,8 +120,8 @@ func (m *writeBackCache[K, V]) load(r pebble.Reader) error {
 	return store.Error(it.Error())
 }
 
-// print is the fingerprint of a key. It depends on the seed of the shard, so that nobody can choose
-// keys whose fingerprints are equal.
+// print is the fingerprint of a key. It depends on the seed of the shard, so that users cannot
+// choose keys with equal fingerprints.
 func (m *writeBackCache[K, V]) print(k K) uint64 {
 	m.salted = m.key(m.salted[:saltLen], k)
 	return xxhash.Sum64(m.salted)
@@ -271,7 +271,7 @@ func (m *writeBackCache[K, V]) change(k K, e cacheEntry[V]) {
 	m.held[k] = e
 }
 
-// entry returns what is held of k, after reading it if necessary.
+// entry returns the held entry of k, after reading it if necessary.
 func (m *writeBackCache[K, V]) entry(in *round, k K) cacheEntry[V] {
 	e, ok := m.held[k]
 	if ok || m.isAbsent(k) {
@@ -308,7 +308,7 @@ func (m *writeBackCache[K, V]) close() {
 	}
 }
 
-// seal adds to the group what it has changed, in the order of the keys.
+// seal adds the changed entries to the group, in the order of their keys.
 func (m *writeBackCache[K, V]) seal(g *commitGroup) {
 	m.close()
 	slices.SortFunc(m.changed, m.order)

@@ -28,7 +28,7 @@ type Errand struct {
 	hurry   chan struct{} // capacity 1: ends a wait
 }
 
-// NewErrand returns an Errand without work. what is the name of its goroutine.
+// NewErrand returns an Errand without work; what names its goroutine.
 func NewErrand(what string, log *slog.Logger, next func() (piece func(), wait time.Duration)) *Errand {
 	return &Errand{what: what, log: log, next: next, hurry: make(chan struct{}, 1)}
 }
@@ -39,7 +39,7 @@ func (e *Errand) CountIn(living *sync.WaitGroup) *Errand {
 	return e
 }
 
-// OnPanic sets what is called when a piece has panicked. REQUIRES: there was no work yet.
+// OnPanic sets a callback for the panic of a piece. REQUIRES: there was no work yet.
 func (e *Errand) OnPanic(failed func()) *Errand {
 	e.failed = failed
 	return e
@@ -56,7 +56,7 @@ func (e *Errand) Wake() {
 	e.start()
 }
 
-// Hurry makes next be called at once, if it has the goroutine wait.
+// Hurry ends a wait of the goroutine, so that it calls next at once.
 func (e *Errand) Hurry() {
 	select {
 	case e.hurry <- struct{}{}:
@@ -87,7 +87,7 @@ func (e *Errand) Await(grace time.Duration) bool {
 
 func (e *Errand) start() {
 	go Contain(e.log, e.what, e.run, func(any, []byte) {
-		if e.failed != nil { // first: whoever waits for the end finds the failure
+		if e.failed != nil { // first: after a wait for the end, the failure is known
 			e.failed()
 		}
 		e.Mu.Lock()

@@ -61,7 +61,7 @@ func Contain(log *slog.Logger, what string, f func(), caught func(value any, sta
 	})
 }
 
-// RunUser is Run for a function of the user, whose panic is no bug of codeq.
+// RunUser is Run for a function of the user: its panic is no bug of codeq.
 func RunUser(what string, f func(), caught func(value any, stack []byte)) {
 	defer func() {
 		if v := recover(); v != nil {

@@ -59,7 +59,7 @@ type handler struct {
 	to    *logTarget
 }
 
-// NewLogQueue returns a logger whose records wait in the queue for a user's handler.
+// NewLogQueue returns a logger. Its records wait in the queue for a user's handler.
 func NewLogQueue(user slog.Handler) (*slog.Logger, *LogQueue) {
 	to := &logTarget{handler: user}
 	q := &LogQueue{user: to}

@@ -1,6 +1,6 @@
 package guard
 
-// NameIndex gives names numbers, from 0 in the order in which they first come.
+// NameIndex numbers names from 0, in the order of their first use.
 type NameIndex map[string]int
 
 // Of returns the number of a name. If the index is full, all further names share one, as "".

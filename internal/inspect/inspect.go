@@ -1,6 +1,6 @@
-// Package inspect gives tests from outside, codeqtest, and the programs below bench access to what
-// codeq does not export: private options, and the inside of an open queue. codeq sets the variables
-// when it is initialised, and never reads them, so that it exports nothing for these programs.
+// Package inspect gives outside tests, codeqtest, and the programs below bench access to unexported
+// parts of codeq: private options, and the inside of an open queue. codeq sets the variables when
+// it is initialised, and never reads them, so that it exports nothing for these programs.
 package inspect
 
 import (
@@ -72,8 +72,8 @@ type Queue interface {
 	// Owner calls look on the goroutine that owns a shard, and returns its error. The owner waits
 	// while it runs.
 	Owner(shard int, look func(*Owner) error) error
-	// Asleep calls look with what the owner of a shard works with, beside the owner. Busy is not
-	// set. REQUIRES: the owner sleeps, as synctest.Wait has just said.
+	// Asleep calls look with the Owner of a shard, on the caller's goroutine. Busy is not set.
+	// REQUIRES: the owner sleeps, as synctest.Wait has just said.
 	Asleep(shard int, look func(*Owner))
 	// Read calls f with the store that this process has of a shard, which stays open meanwhile.
 	Read(shard int, f func(*store.Store) error) error

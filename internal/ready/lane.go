@@ -34,7 +34,7 @@ type Lane struct {
 	ringNext, ringPrev *Lane      // nil if the lane is known to have no ready task
 	newer, older       *Lane      // neighbors among the lanes that hold memory
 	idleNext, idlePrev *Lane      // neighbors in the list of idle lanes
-	trail              trail      // what lies before the window
+	trail              trail      // the part before the window
 	share              *laneShare // nil: its tenant is not counted over the shards
 }
 
@@ -98,6 +98,6 @@ func (l *Lane) Lease(since uint64) {
 
 // A deep lane has tables of its own: see store.AddDeepLane.
 const (
-	deepLane = 1 << 15 // weight from which a lane is deep: each task counts one,
+	deepLane = 1 << 15 // a lane of this weight or more is deep: each task counts one,
 	deepTask = 2 << 10 // and one more for each deepTask bytes
 )

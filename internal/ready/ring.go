@@ -31,9 +31,9 @@ const spareRings = 64
 // ringReach is how many lanes the first refill brings ahead; each later one doubles the number.
 const ringReach = 64
 
-// A lane that has left its ring amid its turn keeps the rest of the turn for so long, ms. It is
-// first when it joins again: otherwise a tenant whose tasks become ready one at a time would get
-// one claim in a turn of several. The rest is less than a turn, and the lane is last after it.
+// A lane that has left its ring during its turn keeps the rest of the turn for so long, ms. It is
+// first when it joins again: otherwise a tenant would get one claim in a turn of several if its
+// tasks become ready one at a time. The rest is less than a turn, and the lane is last after it.
 const turnKept = 10 * 60_000
 
 // turnTime is a time for Lane.left, in units of 1,024 ms; it wraps around after 18 hours.

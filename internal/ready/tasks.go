@@ -56,7 +56,7 @@ type Queue struct {
 	asked uint32                      // the epoch of the last claim
 }
 
-// Never is the time of what does not happen.
+// Never is the time of an event that does not happen.
 const Never = math.MaxUint64
 
 func New(c Config, st *store.Store) Tasks {

@@ -13,7 +13,7 @@ import (
 // Pebble's tables until a compaction has read it, and large records have so few keys that Pebble
 // sees no reason for one. A range deletion drops whole tables without reading them.
 //
-// Before the first ready task of a lane only leased tasks are alive. What lies between them is
+// Before the first ready task of a lane only leased tasks are alive. The records between them are
 // deleted in the first keys of a group: a task that is given back, woken or promoted to a place in
 // there is written later, and at that moment disk has nothing there that memory does not know.
 //
@@ -27,13 +27,13 @@ type trimmer struct {
 }
 
 const (
-	trimAfter = 5000 // ms, after which lanes are trimmed with less than Config.TrimBytes
+	trimAfter = 5000 // ms; then lanes with less than Config.TrimBytes are trimmed too
 	trimTight = 250  // ms, the same on a tight disk
 
 	maxSegments = 1024 // of a lane
 )
 
-// trail is what memory knows of a lane before its window.
+// trail describes the part of a lane before its window.
 type trail struct {
 	reach    uint64    // all tasks that were ever leased have a smaller since; 0: none was
 	segments *segments // nil: none has ended
@@ -42,7 +42,7 @@ type trail struct {
 // segments divide the part of a lane before reach.
 type segments struct {
 	list []segment // in order; the last one ends at reach or before
-	ripe int       // dead bytes of segments in which no lease is left
+	ripe int       // dead bytes of segments without leases
 }
 
 // segment is a part of a lane, from the end of the previous one.
@@ -96,7 +96,7 @@ func (g *segments) at(since uint64) *segment {
 	return nil
 }
 
-// end returns where the last segment ends.
+// end returns the end of the last segment.
 func (g *segments) end() uint64 {
 	if len(g.list) == 0 {
 		return 0
@@ -142,7 +142,7 @@ func (g *segments) halve() {
 }
 
 // gaps calls visit with each run of segments that has no living task and enough dead bytes; no task
-// before first is ready. The run becomes one segment, from which nothing has been taken.
+// before first is ready. The run becomes one segment without dead bytes.
 func (g *segments) gaps(first uint64, enough int, visit func(from, to uint64)) {
 	kept := g.list[:0]
 	from := uint64(0)
@@ -167,7 +167,7 @@ func (g *segments) gaps(first uint64, enough int, visit func(from, to uint64)) {
 	g.list, g.ripe = kept, 0
 }
 
-// trimSoon adds a lane to those that are to be trimmed.
+// trimSoon adds a lane to the trimmer's list.
 func (t *Tasks) trimSoon(l *Lane) {
 	if !l.listed {
 		l.listed = true

@@ -60,8 +60,8 @@ const (
 
 // window is an ordered deque of items, in runs of limited length. Insertion and removal at the ends
 // move nothing; in between they move at most the items of one run, however long the window is:
-// tasks that return, or whose time has come late, belong before many others. The zero window is
-// empty. Only one goroutine uses it.
+// tasks that return, or become due late, belong before many others. The zero window is empty. Only
+// one goroutine uses it.
 //
 // Invariant: runs are in order, and none is empty unless it is the only one.
 type window struct {
@@ -70,7 +70,7 @@ type window struct {
 	bytes int   // of the records held
 	first int32
 	n     int32
-	slots int32 // items for which memory is held
+	slots int32 // items that fit in the held memory
 	moved int32 // how many items were moved to insert or remove others
 }
 
@@ -349,8 +349,8 @@ func (w *window) find(p Pos) (i, k int) {
 	return i, k
 }
 
-// runOf returns the run in which a position lies: the last one that begins at it or before, or the
-// first. REQUIRES: Len() > 0.
+// runOf returns the run of a position: the last one that begins at it or before, or the first.
+// REQUIRES: Len() > 0.
 func (w *window) runOf(p Pos) int {
 	runs := w.runs[w.first:]
 	after := sort.Search(len(runs), func(i int) bool { return p.compare(runs[i].front().Pos) < 0 })

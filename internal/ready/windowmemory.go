@@ -2,12 +2,12 @@ package ready
 
 import "codeq/internal/base"
 
-// windowMemory is the memory that the windows of a shard hold. Each queue for which claims ask gets
-// a share, which its lanes share in turn. A lane may hold more while nobody needs it; the one that
-// has not been used for longest gives memory back first.
+// windowMemory is the memory that the windows of a shard hold. Each queue with claims gets a share,
+// and its lanes divide that in turn. A lane may hold more while no other needs it; the lane that
+// was unused for longest gives memory back first.
 //
 // Invariant: bytes is at most limit, unless one task alone is larger.
-// Invariant: the lanes from oldest to newest are those whose windows hold memory.
+// Invariant: the lanes from oldest to newest are those with windows that hold memory.
 type windowMemory struct {
 	limit          int
 	bytes          int
@@ -15,13 +15,13 @@ type windowMemory struct {
 	pass           uint32 // number of the last refill
 	pool           pool
 
-	// Queues for which claims have asked in this epoch, and in the last one.
+	// Queues with claims in this epoch, and in the last one.
 	epoch     uint32
 	asked     int
 	askedLast int
 }
 
-// epochMillis is how long a queue counts as one for which claims ask, or up to twice as long.
+// epochMillis is how long a queue counts as one with claims, or up to twice as long.
 const epochMillis = 1024
 
 // next begins a refill, at a time of the monotonic clock.
@@ -48,7 +48,7 @@ func (m *windowMemory) ask(q *Queue) {
 // that become active, and for new tasks.
 func (m *windowMemory) share() int { return m.limit / 4 * 3 / max(1, m.asked, m.askedLast) }
 
-// laneShare is the part of it for one lane. A lane whose tenant has a weight has that many parts.
+// laneShare is the part of it for one lane. A lane has as many parts as its tenant has weight.
 func (m *windowMemory) laneShare(l *Lane) int {
 	share, lanes := m.share(), 1
 	if r := l.Queue.rings[l.Priority]; r != nil {
@@ -121,9 +121,9 @@ func (m *windowMemory) makeOldest(l *Lane) {
 }
 
 // makeRoom makes room for so many bytes: lanes that have not been used for longest drop their
-// windows. It returns false if the rest belongs to lanes of which the last refill has read tasks,
-// to the lane that needs the room, or, unless a claim waits for it, to lanes of its ring whose turn
-// comes before.
+// windows. It returns false if the rest belongs to lanes that the last refill has read, to the lane
+// that needs the room, or, unless a claim waits for its ring, to lanes of that ring with an earlier
+// turn.
 func (m *windowMemory) makeRoom(bytes int, to *Lane) bool {
 	r := to.Queue.rings[to.Priority]
 	for m.bytes > 0 && m.bytes+bytes > m.limit {
@@ -141,7 +141,7 @@ func (m *windowMemory) makeRoom(bytes int, to *Lane) bool {
 	return true
 }
 
-// shrink reduces what windows hold to the limit after one of them has grown in the middle.
+// shrink reduces the memory of windows to the limit after one of them has grown in the middle.
 func (m *windowMemory) shrink() {
 	for m.bytes > m.limit && m.oldest != m.newest {
 		m.forget(m.oldest)

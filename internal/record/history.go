@@ -10,8 +10,8 @@ import (
 	"codeq/internal/wire"
 )
 
-// History is what a record says of the attempts of its task that have ended. It is written with the
-// end of an attempt, which rewrites the record anyway.
+// History holds the ended attempts of the task of a record. It is written with the end of an
+// attempt, which rewrites the record anyway.
 type History struct {
 	// FirstReady is when the task had become ready for its first attempt, ms since 1970; 0: not
 	// known.
@@ -106,8 +106,8 @@ func readHistory(r *wire.Reader) *History {
 	return h
 }
 
-// Notes are what the handlers of a task have said of their work. They are never changed: who says
-// something else makes others.
+// Notes are the reports of the handlers of a task on their work. They are never changed: a new
+// report makes new Notes.
 type Notes struct {
 	Done, Total int64
 	Text        string
@@ -148,7 +148,7 @@ func (n *Notes) Append(b []byte) []byte {
 	return appendMap(b, n.Metadata)
 }
 
-// ReadNotes reads what Append has appended.
+// ReadNotes reads the result of Append.
 func ReadNotes(r *wire.Reader) *Notes {
 	n := &Notes{Done: r.Int(), Total: r.Int(), At: r.Uint(), Text: r.String()}
 	n.Metadata = readMap(r)

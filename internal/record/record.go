@@ -30,7 +30,7 @@ type Head struct {
 	// Crashes counts the times that the process has died with the task at work, and not only for
 	// the task, since the attempts were last reset.
 	Crashes uint32
-	// Suspect: it may be the task because of which the process has died.
+	// Suspect: the task may be the reason why the process has died.
 	Suspect bool
 }
 
@@ -76,8 +76,8 @@ type Record struct {
 	GroupKey  string
 	LimitKey  string
 	Parents   [][IDLen]byte // tasks that must end before this one
-	OnDead    uint8         // what the task does when a parent dies; stored only with Parents, like OnMissing
-	OnMissing uint8         // what it does if a parent is gone; less than 16, like OnDead
+	OnDead    uint8         // action when a parent dies; stored only with Parents, like OnMissing
+	OnMissing uint8         // action if a parent is gone; less than 16, like OnDead
 	History   *History      // nil: no attempt has ended
 	Notes     *Notes        // nil: none
 	Payload   []byte

@@ -1,6 +1,6 @@
-// Package testbase has what tests of the lowest packages share. It imports nothing of codeq and no
-// Pebble, so that such a test is built in a moment: a bound for what decoders allocate, and
-// certificates for connections.
+// Package testbase has the shared parts of tests of the lowest packages. It imports nothing of
+// codeq and no Pebble, so that such a test is built in a moment: a bound for the allocations of
+// decoders, and certificates for connections.
 package testbase
 
 import (

@@ -31,7 +31,7 @@ func NewAuthority(t testing.TB) Authority {
 	return Authority{sign(t, template, template, key, key), key}
 }
 
-// AddTo lets those who have a pool trust the authority.
+// AddTo adds the authority to the trusted ones of a pool.
 func (a Authority) AddTo(pool *x509.CertPool) { pool.AddCert(a.cert) }
 
 // Config returns a configuration with a certificate of a, for nodes of these names, that trusts

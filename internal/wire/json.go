@@ -3,7 +3,7 @@ package wire
 import "encoding/json"
 
 // AppendJSON appends the JSON form of v, which must have one, up to the end of the message or in a
-// string of its own. What is not UTF-8 in its strings arrives as U+FFFD.
+// string of its own. Invalid UTF-8 in its strings arrives as U+FFFD.
 func AppendJSON(dst []byte, v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {

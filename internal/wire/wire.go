@@ -9,7 +9,7 @@ import (
 	"math"
 )
 
-// ErrMalformed says that a message is not what the reader expects.
+// ErrMalformed says that a message does not have the form that the reader expects.
 var ErrMalformed = errors.New("malformed message")
 
 // AppendUint appends a number.
@@ -40,13 +40,13 @@ func AppendBool(dst []byte, v bool) []byte {
 	return append(dst, 0)
 }
 
-// Reader reads what the functions above have written.
+// Reader reads values that the functions above have written.
 type Reader struct {
 	rest []byte
 	bad  bool
 }
 
-// NewReader returns a Reader of a message. What Bytes returns aliases it.
+// NewReader returns a Reader of a message. The result of Bytes aliases it.
 func NewReader(message []byte) *Reader { return &Reader{rest: message} }
 
 // Fail notes that the message is not as expected.
@@ -90,8 +90,8 @@ func (r *Reader) Int() int64 {
 	return n
 }
 
-// Count reads the number of following elements, each of which takes least bytes or more: so the
-// message limits what a reader allocates.
+// Count reads the number of following elements. Each takes least bytes or more: so the message
+// limits the allocations of a reader.
 func (r *Reader) Count(least int) int {
 	n := r.Uint()
 	if n > uint64(len(r.rest)/least) {

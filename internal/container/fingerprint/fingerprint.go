@@ -30,7 +30,7 @@ type table struct {
 	n     int
 }
 
-// place returns the slot in which the search for a tag begins. It grows with the tag, at any size.
+// place returns the first slot of the search for a tag. It grows with the tag, at any size.
 func place(tag uint16, size int) int { return int(tag) * size >> 16 }
 
 // locate splits a hash.
