@@ -10,10 +10,10 @@ import (
 
 // Idempotency keys, waits between attempts and retention are given as lengths. Their deadlines are
 // by a clock of the shard's own, the clock of periods. It is the wall clock, but never goes back:
-// while the wall clock is behind it, it goes on by the monotonic clock. So after the wall clock
-// was ahead, be it by years and in an earlier process, a period ends at the latest when its length
-// has passed since the shard was loaded; and a wall clock that is behind ends nothing early. If
-// the wall clock is set forward, periods end as much earlier.
+// while the wall clock is behind it, it goes on by the monotonic clock. So after the wall clock was
+// ahead, even by years and in an earlier process, a period ends at the latest when its length has
+// passed since the shard was loaded; and a wall clock that is behind ends nothing early. If the
+// wall clock is set forward, periods end as much earlier.
 //
 // In a cluster it follows the wall clock of the leader less Instant.Ahead.
 //

@@ -186,7 +186,7 @@ const headsAtOnce = 64
 
 // Info appends the information on the queues after a cursor, and advances the cursor. It visits at
 // most so many queues and lanes. more says that more follow. The verdict is Again if nothing was
-// done: the first ready task of a lane has to be found before, and the next group begins with that.
+// done: the next group begins with the search for the first ready task of a lane.
 func (ns *names) Info(p *InfoCursor, visits int, dst []QueueInfo) (_ []QueueInfo, more bool, _ Verdict) {
 	began := *p
 	if p.Begun == 0 {

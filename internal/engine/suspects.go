@@ -19,19 +19,19 @@ import (
 // When a process dies with tasks at work, one of them may be the reason, and will be again. So they
 // are suspects: they wait in scopes of their queue, and start slowly, a few at a time over the
 // whole process, while all other tasks go on. A suspect that ends its attempt, well or not, has not
-// killed the process, and is none any more. One that is at work when the process dies again stays
-// one, and clears those that wait. The places of the slow start are with the owner
-// (dispatch.SlowStart), which takes one for each call of Start; Effects.Suspects says when places
-// are over.
+// killed the process, and is no longer a suspect. A suspect that is at work when the process dies
+// again stays one, and the waiting ones are cleared. The places of the slow start are with the
+// owner (dispatch.SlowStart), which takes one for each call of Start; Effects.Suspects says when
+// places are over.
 //
-// Their order is random, and another one after each crash: if good tasks that take long always came
-// before the one that kills the process, they would be at work whenever it does, and nothing would
-// ever tell them apart.
+// Their order is random, and different after each crash: if long good tasks always came before the
+// task that kills the process, they would be at work at each crash too, and nothing would show the
+// difference.
 //
-// A task that was at work in a crash beside suspects may be the reason as well. It is none of them,
-// since they come first by the rule, but they come after it: they wait until it has ended an
-// attempt, for as long as the owner wants. If the process dies meanwhile, no suspect is taken for
-// it.
+// A task that was at work in a crash beside suspects may be the reason as well. It is no suspect,
+// since by the rule suspects come first. But suspects start after it: they wait until it has ended
+// an attempt, for as long as the owner wants. If the process dies meanwhile, no suspect counts as
+// the reason.
 
 // suspects is the memory of the suspects of a shard. Their records say that they are.
 type suspects struct {
