@@ -45,8 +45,8 @@ func stalledOn(t *testing.T, by, of *simNode) time.Duration {
 }
 
 // TestHungDiskOfLeader: the disk of a leader hangs, and another node leads, also for calls on the
-// hung node. The hung node reports its stall. It leads again when its disk answers, and waits
-// longer after the second stall.
+// hung node, unless they reach their CallTimeout before. The hung node reports its stall. It leads
+// again when its disk answers, and waits longer after the second stall.
 func TestHungDiskOfLeader(t *testing.T) {
 	t.Parallel()
 	simCase(t, codeq.Options{StallAfter: simStall}, func(t *testing.T, c *simCluster) {
@@ -63,20 +63,27 @@ func TestHungDiskOfLeader(t *testing.T) {
 		require.NoError(t, q.Health(ctx))
 		require.Zero(t, stalledOn(t, other, leader))
 
+		uncertain := 0 // calls that reached their CallTimeout before their node knew the next leader
 		hang := func() (answer func(), next *simNode) {
 			answer, began := leader.hang(always), time.Now()
-			errs := make(chan error, 2)
-			go func() { errs <- produce(leader) }()
-			go func() { errs <- produce(other) }()
+			onHung, onOther := make(chan error, 1), make(chan error, 1)
+			go func() { onHung <- produce(leader) }()
+			go func() { onOther <- produce(other) }()
 			next = c.newLeader(leader)
 			took := time.Since(began)
 			t.Logf("another node leads after %v", took)
 			require.Greater(t, took, optionsOf(q).StallAfter)
 			require.Less(t, took, optionsOf(q).StallAfter+simElections)
-			for range 2 {
-				require.NoError(t, <-errs, "it is tried again with the next leader")
+			if err := <-onOther; took < simCallTimeout-simStall {
+				require.NoError(t, err, "it is tried again with the next leader")
+			} else if err != nil { // the election has taken nearly all of CallTimeout
+				uncertain++
 			}
-			require.Less(t, time.Since(began), simCallTimeout)
+			if err := <-onHung; err != nil {
+				require.ErrorIs(t, err, codeq.ErrUncertain)
+				uncertain++
+			}
+			require.LessOrEqual(t, time.Since(began), simCallTimeout)
 			return answer, next
 		}
 		answer, next := hang()
@@ -95,7 +102,8 @@ func TestHungDiskOfLeader(t *testing.T) {
 		require.NoError(t, q.WaitReady(ctx))
 		stats, err := q.Stats(ctx)
 		require.NoError(t, err)
-		require.EqualValues(t, 3, stats["a"].Ready)
+		require.LessOrEqual(t, stats["a"].Ready, uint64(3))
+		require.GreaterOrEqual(t, int(stats["a"].Ready), 3-uncertain)
 		require.ErrorIs(t, simQueue(next).TransferLeadership(ctx, 0, leader.name), codeq.ErrCannotLead)
 		require.NoError(t, simQueue(next).TransferLeadership(ctx, 0, ""))
 		time.Sleep(time.Minute)
