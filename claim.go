@@ -13,7 +13,6 @@ import (
 	"unicode/utf8"
 
 	"codeq/internal/base"
-	"codeq/internal/claimlines"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/owner"
@@ -253,8 +252,8 @@ type claimOp struct {
 	completion
 	dispatch.Claim
 	pool  *sync.Pool
-	table *claimTable      // in a cluster, for a claim of this node: lists it for the shards of other nodes
-	place claimlines.Place // in table
+	table *claimTable        // in a cluster, for a claim of this node: lists it for the shards of other nodes
+	place dispatch.LinePlace // in table
 
 	shards  []*shard     // of this process: the claim may wait in them; never changed in place
 	begin   int          // index of the first shard to visit; written only by the shard that holds the claim
@@ -272,7 +271,7 @@ func (op *claimOp) unref() {
 		return
 	}
 	op.begin, op.visited, op.full, op.sent, op.shards, op.err = 0, 0, nil, 0, nil, nil
-	op.table, op.place = nil, claimlines.Place{}
+	op.table, op.place = nil, dispatch.LinePlace{}
 	op.Reset()
 	op.pool.Put(op)
 }

@@ -9,7 +9,6 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/call"
-	"codeq/internal/claimlines"
 	"codeq/internal/cluster"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
@@ -19,13 +18,13 @@ import (
 // claimTable is the claims of this node that wait, in a cluster: how they get to the shards of all
 // nodes.
 type claimTable struct {
-	*claimlines.Table
+	*dispatch.ClaimLines
 	node *node
 }
 
 func newClaimTable(n *node) *claimTable {
 	t := &claimTable{node: n}
-	t.Table = claimlines.New(claimlines.Config{
+	t.ClaimLines = dispatch.NewClaimLines(dispatch.LinesConfig{
 		Shards: len(n.queue.replicas), Batch: min(fetchCap, n.queue.opts.Limits.Batch),
 		Context: n.ctx, Background: &n.background, Log: n.log, PanicError: panicError, Now: n.queue.opts.private.Mono,
 	}, (*claimHost)(n))
@@ -34,7 +33,7 @@ func newClaimTable(n *node) *claimTable {
 
 // claim is Queue.claim in a cluster.
 func (t *claimTable) claim(ctx context.Context, req *ClaimRequest, r *runner) (*claimOp, error) {
-	var patience cluster.Patience
+	var patience base.Patience
 	var limit *base.Limit
 	if req.NoWait {
 		limit = t.node.Limit(ctx)
@@ -175,7 +174,7 @@ func (h *claimHost) Watch(shard int) (elsewhere bool, change <-chan struct{}) {
 	return r.lead.Load() == nil && r.group.HasLeader(), change
 }
 
-func (h *claimHost) Claim(ctx context.Context, shard int, r claimlines.Request) ([]engine.Grant, error) {
+func (h *claimHost) Claim(ctx context.Context, shard int, r dispatch.LineRequest) ([]engine.Grant, error) {
 	op := &claimOp{completion: newCompletion(callClaim), Claim: dispatch.Claim{
 		Queues: r.Queues, Weights: r.Weights, List: r.List, Duration: r.Duration,
 		Holder: engine.Holder{Local: r.Local, Handled: r.Handled, Worker: r.Worker, Process: h.queue.slow.Process()}, Max: r.Max, Remote: true,

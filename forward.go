@@ -170,7 +170,7 @@ func (q *Queue) requestOf(kind byte, from string, body []byte) (request, error) 
 func (n *node) produce(ctx context.Context, shard int, op *produceOp) (settled bool, err error) {
 	calls := n.queue.replicas[shard].producing
 	begun := time.Now()
-	for patience := (cluster.Patience{}); ; op.again() {
+	for patience := (base.Patience{}); ; op.again() {
 		if settled, err = n.doNumbered(ctx, shard, calls, op); err == nil || !settled {
 			return settled, err
 		}
@@ -179,7 +179,7 @@ func (n *node) produce(ctx context.Context, shard int, op *produceOp) (settled b
 			return true, err
 		}
 		calls.Outlive(over.Latest)
-		if patience == (cluster.Patience{}) {
+		if patience == (base.Patience{}) {
 			ctx = n.BeginAt(ctx, begun)
 			patience = n.NewPatience()
 		}

@@ -72,7 +72,7 @@ func (n *node) tell(context.Context, byte, any, any) (told bool, err error) { re
 // close ends the node; the stores stay open.
 func (n *node) close() error {
 	err := n.Close()
-	n.claims.Close()
+	n.claims.End(ErrClosed) // no owner runs any more
 	n.background.Wait()
 	return err
 }

@@ -133,61 +133,21 @@ func (n *Node) accept(r *peer.Request) error {
 	return n.c.Serve(shard, r)
 }
 
-// Patience is a schedule of retries, with ever longer pauses. The zero Patience has no end.
-type Patience struct {
-	until  time.Time     // zero: no end
-	pause  time.Duration // the last one
-	strict bool          // no retry at the end, when there is no time left for an answer
-}
-
-const (
-	minPause = 5 * time.Millisecond
-	maxPause = 100 * time.Millisecond
-)
-
 // NewPatience is the Patience of a call that waits for a leader.
-func (n *Node) NewPatience() Patience { return Patience{until: time.Now().Add(n.c.CallTimeout)} }
+func (n *Node) NewPatience() base.Patience {
+	return base.NewPatience(time.Now().Add(n.c.CallTimeout), false)
+}
 
 // PatienceOf is the Patience of a call with a limit. A read without a limit waits in a shard on
 // purpose, and so also waits for leaders as long as its ctx.
-func (n *Node) PatienceOf(limit *base.Limit, reads bool) Patience {
+func (n *Node) PatienceOf(limit *base.Limit, reads bool) base.Patience {
 	switch {
 	case limit != nil:
-		return Patience{until: limit.End(), strict: true}
+		return base.NewPatience(limit.End(), true)
 	case reads:
-		return Patience{}
+		return base.Patience{}
 	}
 	return n.NewPatience()
-}
-
-// Wait returns when another attempt makes sense: after a pause, or at once when change is closed.
-// It is false when the time for attempts is over.
-func (p *Patience) Wait(ctx context.Context, change <-chan struct{}) bool {
-	p.pause = min(max(2*p.pause, minPause), maxPause)
-	pause, last := p.pause, false
-	if !p.until.IsZero() {
-		left := time.Until(p.until)
-		if left <= 0 {
-			return false
-		}
-		last = p.strict && left <= pause
-		pause = min(pause, left)
-	}
-	t := time.NewTimer(pause)
-	defer t.Stop()
-	select {
-	case <-change:
-	case <-t.C:
-		return !last
-	case <-ctx.Done():
-		return false
-	}
-	return true
-}
-
-// pause returns after the longest pause of a Patience, or when change is closed, or ctx ends.
-func pause(ctx context.Context, change <-chan struct{}) {
-	(&Patience{pause: maxPause}).Wait(ctx, change)
 }
 
 // sleep returns after a time, or when ctx ends: then it is false.
@@ -215,7 +175,7 @@ func (n *Node) Insist(ctx context.Context, call func() error) error {
 		case IsRemoval(err), !errors.Is(err, base.ErrNotLeader) && !errors.Is(err, base.ErrUncertain):
 			return err
 		}
-		pause(ctx, change)
+		base.Pause(ctx, change)
 	}
 }
 
@@ -232,14 +192,14 @@ func WasResolved(err error) bool {
 // again.
 func Pace(ctx context.Context, change <-chan struct{}, err error) bool {
 	if err != nil {
-		pause(ctx, change)
+		base.Pause(ctx, change)
 	}
 	return ctx.Err() == nil
 }
 
 // poll repeats a question until the answer is yes, or an error, or the node is about to be closed.
 func (n *Node) poll(ctx context.Context, ask func() (yes bool, err error)) error {
-	for again := (Patience{}); ; {
+	for again := (base.Patience{}); ; {
 		if yes, err := ask(); yes || err != nil {
 			return err
 		}

@@ -74,7 +74,7 @@ func (g *Group) Change(how Change, p Peer, former []string, settle func(error)) 
 				if !errors.Is(err, errReconfigured) || ctx.Err() != nil {
 					return err
 				}
-				pause(ctx, nil)
+				base.Pause(ctx, nil)
 			}
 		}))
 	})

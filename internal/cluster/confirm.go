@@ -107,7 +107,7 @@ func newQuestion(term uint64, self raft.ServerID, members []raft.Server) *questi
 // ask sends heartbeats to a voter, one at a time, until the voter has answered every question.
 func (g *Group) ask(voter raft.ServerID) {
 	req := &raft.AppendEntriesRequest{RPCHeader: g.transport.header()}
-	for again := (Patience{}); ; {
+	for again := (base.Patience{}); ; {
 		questions, to := g.confirming.next(voter)
 		if len(questions) == 0 {
 			return
@@ -116,7 +116,7 @@ func (g *Group) ask(voter raft.ServerID) {
 		var resp raft.AppendEntriesResponse
 		err := g.transport.ask(to, req, &resp)
 		if err == nil && g.confirming.answer(voter, questions, &resp) {
-			again = Patience{}
+			again = base.Patience{}
 		} else if !again.Wait(g.node.ctx, nil) {
 			return
 		}

@@ -177,7 +177,7 @@ func (n *Node) lookForElders(ctx context.Context, of Peer, key elderKey) (at str
 	var asks []func(context.Context) (string, bool)
 	add := func(ask func(context.Context) (at string, ok bool)) {
 		asks = append(asks, func(ctx context.Context) (at string, ok bool) {
-			for ; ctx.Err() == nil; pause(ctx, nil) {
+			for ; ctx.Err() == nil; base.Pause(ctx, nil) {
 				one, end := context.WithTimeout(ctx, n.c.ElectionTimeout)
 				at, ok = ask(one)
 				end()
@@ -232,7 +232,7 @@ func (n *Node) askForElders(ctx context.Context, p, of Peer, key elderKey) (a el
 	if err != nil {
 		return a, false
 	}
-	for ; ctx.Err() == nil; pause(ctx, nil) {
+	for ; ctx.Err() == nil; base.Pause(ctx, nil) {
 		question := elderQuestion{Peer: of, Birth: key.birth}
 		if end, _ := ctx.Deadline(); !key.known {
 			question.Wait = time.Until(end)

@@ -117,7 +117,7 @@ func (n *Node) joinBy(ctx context.Context, p Peer, j joining) error {
 		if !again || ctx.Err() != nil {
 			break
 		}
-		pause(ctx, nil)
+		base.Pause(ctx, nil)
 	}
 	if err != nil {
 		return n.callError(ctx, err)

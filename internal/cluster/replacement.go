@@ -159,7 +159,7 @@ func (n *Node) confirmReplacement(ctx context.Context, cancel context.CancelCaus
 			cancel(fmt.Errorf("%w: %w", base.ErrUncertain, err))
 		}
 		if err != nil {
-			pause(ctx, nil)
+			base.Pause(ctx, nil)
 			continue
 		}
 		over.Reset(lease / 2)

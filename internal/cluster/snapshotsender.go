@@ -12,6 +12,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"codeq/internal/base"
 	"codeq/internal/container/slowlock"
 	"codeq/internal/snapshot"
 )
@@ -88,7 +89,7 @@ func (t *transport) InstallSnapshot(
 // connections as long as each makes more progress than all before, and returns their manifest.
 // Otherwise Raft tries again, with ever longer pauses.
 func (g *Group) sendFiles(to raft.Server, req *raft.InstallSnapshotRequest) (manifest []byte, err error) {
-	for again := (Patience{}); ; again.Wait(g.node.ctx, nil) {
+	for again := (base.Patience{}); ; again.Wait(g.node.ctx, nil) {
 		g.awaitContact(to.ID, req.Term)
 		if err := g.maySend(to.ID, req.Term); err != nil {
 			return nil, err

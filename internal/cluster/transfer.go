@@ -53,7 +53,7 @@ func (g *Group) transfer(to raft.Server) (err error) {
 			return g.transport.TimeoutNow(to.ID, to.Address, &raft.TimeoutNowRequest{RPCHeader: g.transport.header()}, new(raft.TimeoutNowResponse))
 		})
 	})
-	for again := (Patience{}); ; {
+	for again := (base.Patience{}); ; {
 		change := g.route.next()
 		if g.raft.State() != raft.Leader || g.raft.CurrentTerm() != term {
 			return nil

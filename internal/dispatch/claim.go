@@ -10,7 +10,7 @@ import (
 // Claim asks for tasks of some queues. A waiting claim has tickets in all shards of its process,
 // and the shard that takes it first serves it.
 //
-// Invariant: only the one that has taken the claim (a shard that serves or refuses it, claimlines
+// Invariant: only the one that has taken the claim (a shard that serves or refuses it, ClaimLines
 // with the answer of another node, or the caller that gives up) writes Grants. It needs no
 // reference for that until the claim is settled.
 type Claim struct {

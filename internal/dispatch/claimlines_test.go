@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/base"
-	"codeq/internal/claimlines"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 )
@@ -40,7 +39,7 @@ func (h *host) Watch(int) (elsewhere bool, change <-chan struct{}) {
 	}
 }
 
-func (h *host) Claim(ctx context.Context, _ int, r claimlines.Request) ([]engine.Grant, error) {
+func (h *host) Claim(ctx context.Context, _ int, r dispatch.LineRequest) ([]engine.Grant, error) {
 	h.mu.Lock()
 	h.asked = append(h.asked, r.Max)
 	h.mu.Unlock()
@@ -81,14 +80,14 @@ type caller struct{ err error }
 func (c *caller) Finish(err error) { c.err = err }
 
 // inTable runs f with a table, and closes the table afterwards.
-func inTable(t *testing.T, h *host, f func(*testing.T, *claimlines.Table)) {
+func inTable(t *testing.T, h *host, f func(*testing.T, *dispatch.ClaimLines)) {
 	synctest.Test(t, func(t *testing.T) {
 		h.led, h.tasks = make(chan struct{}), make(chan []engine.Grant, 1)
 		ctx, cancel := context.WithCancel(t.Context())
 		var background sync.WaitGroup
-		table := claimlines.New(claimlines.Config{
+		table := dispatch.NewClaimLines(dispatch.LinesConfig{
 			Shards: 1, Batch: 8, Context: ctx, Background: &background, Log: slog.New(slog.DiscardHandler),
-			PanicError: func(string, any, []byte) error { return errors.New("panic") },
+			PanicError: func(string, any, []byte) error { return errors.New("panic") }, Now: time.Now,
 		}, h)
 		f(t, table)
 		cancel()
@@ -108,16 +107,16 @@ func grant(token uint64) engine.Grant {
 // remaining tasks go back.
 func TestLine(t *testing.T) {
 	h := new(host)
-	inTable(t, h, func(t *testing.T, table *claimlines.Table) {
+	inTable(t, h, func(t *testing.T, table *dispatch.ClaimLines) {
 		first, second, gone := newClaim(1), newClaim(2), newClaim(1)
-		var place claimlines.Place
+		var place dispatch.LinePlace
 		queues, _, added := table.Add(first, &place)
 		require.True(t, added)
 		require.Equal(t, []string{"a"}, queues)
 		_, _, again := table.Add(first, &place)
 		require.False(t, again)
 		for _, c := range []*dispatch.Claim{second, gone} {
-			_, _, added := table.Add(c, new(claimlines.Place))
+			_, _, added := table.Add(c, new(dispatch.LinePlace))
 			require.True(t, added)
 		}
 		synctest.Wait()
@@ -143,9 +142,9 @@ func TestLine(t *testing.T) {
 // a claim gets them. The claim does not get lost leases.
 func TestOldLeasesAreRenewed(t *testing.T) {
 	h := &host{way: 500 * time.Millisecond}
-	inTable(t, h, func(t *testing.T, table *claimlines.Table) {
+	inTable(t, h, func(t *testing.T, table *dispatch.ClaimLines) {
 		c := newClaim(2)
-		table.Add(c, new(claimlines.Place))
+		table.Add(c, new(dispatch.LinePlace))
 		h.tasks <- []engine.Grant{grant(1), grant(2)}
 		close(h.led)
 		time.Sleep(time.Second)
@@ -159,11 +158,11 @@ func TestOldLeasesAreRenewed(t *testing.T) {
 // TestClose: the table refuses waiting claims and later ones.
 func TestClose(t *testing.T) {
 	h := new(host)
-	inTable(t, h, func(t *testing.T, table *claimlines.Table) {
+	inTable(t, h, func(t *testing.T, table *dispatch.ClaimLines) {
 		early, late := newClaim(1), newClaim(1)
-		table.Add(early, new(claimlines.Place))
-		table.Close()
-		_, _, added := table.Add(late, new(claimlines.Place))
+		table.Add(early, new(dispatch.LinePlace))
+		table.End(base.ErrClosed)
+		_, _, added := table.Add(late, new(dispatch.LinePlace))
 		require.False(t, added)
 		for _, c := range []*dispatch.Claim{early, late} {
 			require.ErrorIs(t, c.Caller.(*caller).err, base.ErrClosed)
@@ -175,7 +174,7 @@ func TestClose(t *testing.T) {
 // any more, the line's claim ends, and the next waiting claim makes another one.
 func TestIdleLine(t *testing.T) {
 	h := new(host)
-	inTable(t, h, func(t *testing.T, table *claimlines.Table) {
+	inTable(t, h, func(t *testing.T, table *dispatch.ClaimLines) {
 		close(h.led)
 		claims := func() (asked int) {
 			synctest.Wait()
@@ -185,7 +184,7 @@ func TestIdleLine(t *testing.T) {
 		}
 		for range 3 {
 			c := newClaim(1)
-			table.Add(c, new(claimlines.Place))
+			table.Add(c, new(dispatch.LinePlace))
 			time.Sleep(10 * time.Minute)
 			require.Equal(t, 1, claims())
 			require.True(t, c.Take())

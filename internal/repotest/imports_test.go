@@ -25,7 +25,7 @@ var layers = [][]string{
 	{"internal/convert", "internal/recurrence", "internal/peer", "internal/ready"},
 	{"internal/engine", "internal/fsck", "internal/permits", "internal/cluster"},
 	{"internal/dispatch", "internal/listing", "internal/call"},
-	{"internal/entries", "internal/claimlines", "internal/inspect", "internal/owner", "internal/simtest"},
+	{"internal/entries", "internal/inspect", "internal/owner", "internal/simtest"},
 	{"internal/localsocket", "internal/offline"},
 	{"."},
 	{"codeqtest", "codeqweb", "codeqprom", "codeqotel"},

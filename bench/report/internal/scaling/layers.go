@@ -93,7 +93,7 @@ func layerOf(f string, outer []string) (layer, bool) {
 			return layerCommit, true
 		}
 		return layerReads, true
-	case hasPrefix(f, "codeq/internal/peer.", "codeq/internal/wire.", "codeq/internal/cluster.(*Group).Call", "codeq/internal/cluster.(*Node).serve", "codeq.(*node)", "codeq.(*claimTable)", "codeq/internal/claimlines.",
+	case hasPrefix(f, "codeq/internal/peer.", "codeq/internal/wire.", "codeq/internal/cluster.(*Group).Call", "codeq/internal/cluster.(*Node).serve", "codeq.(*node)", "codeq.(*claimTable)", "codeq/internal/dispatch.(*ClaimLines)", "codeq/internal/dispatch.(*line)",
 		"codeq/internal/base.(*textError)", "net."), isMessage(f):
 		return layerNetwork, true
 	case hasPrefix(f, "github.com/hashicorp/raft", "github.com/hashicorp/go-msgpack", "codeq/internal/raftlog.",

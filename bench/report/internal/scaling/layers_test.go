@@ -38,7 +38,7 @@ func TestClassify(t *testing.T) {
 		{layerRaft, p + ".(*Batch).Set codeq/internal/raftlog.(*Store).commit github.com/hashicorp/raft.(*Raft).appendEntries"},
 		{layerNetwork, "syscall.write internal/poll.(*FD).Write net.(*conn).Write codeq/internal/peer.(*conn).write"},
 		{layerNetwork, "codeq.(*produceOp).encode codeq.(*node).ask codeq.(*node).do codeq.(*Queue).Produce"},
-		{layerNetwork, "codeq/internal/claimlines.(*line).deal codeq/internal/claimlines.(*line).fetch"},
+		{layerNetwork, "codeq/internal/dispatch.(*line).deal codeq/internal/dispatch.(*line).fetch"},
 		{layerRaft, "codeq.(*store).commit codeq.(*stateMachine).ApplyBatch github.com/hashicorp/raft.(*Raft).runFSM"},
 		{layerScheduler, "runtime.lock2 runtime.selectgo codeq.(*completion).wait codeq.(*Queue).Produce"},
 		{layerScheduler, "runtime.goready runtime.send runtime.chansend runtime.chansend1 codeq.(*completion).settle codeq.(*shard).run"},

@@ -1,11 +1,4 @@
-// Package claimlines holds the claims of a node that wait at other nodes of its cluster.
-//
-// A claim visits the shards that the node leads, and waits in them as ever. Claims that find no
-// task there are listed here as well, claims for the same tasks in one line; and for each line one
-// claim at a time, for as many tasks as the line is long, waits with each shard that another node
-// leads. That node serves its own claims first. So a task goes to another node only if no claim of
-// its own node wants it, and claims that are served by their own node cost no message.
-package claimlines
+package dispatch
 
 import (
 	"context"
@@ -18,41 +11,47 @@ import (
 	"time"
 
 	"codeq/internal/base"
-	"codeq/internal/cluster"
-	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/guard"
 	"codeq/internal/record"
 )
 
-// Table is the lines of a node.
-type Table struct {
-	config Config
-	host   Host
+// ClaimLines holds the claims of a node that wait at other nodes of its cluster.
+//
+// A claim visits the shards that the node leads, and waits in them as ever. Claims that find no
+// task there are listed here as well, claims for the same tasks in one line; and for each line one
+// claim at a time, for as many tasks as the line is long, waits with each shard that another node
+// leads. That node serves its own claims first. So a task goes to another node only if no claim of
+// its own node wants it, and claims that are served by their own node cost no message.
+//
+// In contrast to a Dispatcher, it is safe for concurrent use, and has goroutines.
+type ClaimLines struct {
+	config LinesConfig
+	host   LinesHost
 
 	mu     sync.Mutex // guards the fields below
-	lines  map[key]*line
+	lines  map[lineKey]*line
 	closed error // reason why the table accepts no claims any more; nil: it does
 }
 
-// Config is the configuration of a Table.
-type Config struct {
+// LinesConfig is the configuration of ClaimLines.
+type LinesConfig struct {
 	Shards     int
 	Batch      int             // largest number of tasks of a claim
 	Context    context.Context // ends when the node leads no shard any more
 	Background *sync.WaitGroup // of the table's goroutines
 	Log        *slog.Logger
 	PanicError func(what string, value any, stack []byte) error
-	Now        func() time.Time // by which the age of leases is measured; nil: time.Now
+	Now        func() time.Time // by which the age of leases is measured
 }
 
-// Host asks other nodes for tasks.
-type Host interface {
+// LinesHost asks other nodes for tasks.
+type LinesHost interface {
 	// Watch reports whether another node leads a shard. change is closed when this may have
 	// changed.
 	Watch(shard int) (elsewhere bool, change <-chan struct{})
 	// Claim waits for tasks of a shard.
-	Claim(ctx context.Context, shard int, r Request) ([]engine.Grant, error)
+	Claim(ctx context.Context, shard int, r LineRequest) ([]engine.Grant, error)
 	// Renew renews leases for a duration in ms, and returns those that are lost.
 	Renew(
 		ctx context.Context, shard int, leases []engine.Receipt, duration uint64,
@@ -60,28 +59,28 @@ type Host interface {
 	// GiveBack gives back a task as if it had not been claimed.
 	GiveBack(ctx context.Context, lease engine.Receipt)
 	// Served tells the caller of a claim that it has its Grants.
-	Served(c *dispatch.Claim)
+	Served(c *Claim)
 }
 
-// Request is the claim of a line at a shard.
-type Request struct {
+// LineRequest is the claim of a line at a shard.
+type LineRequest struct {
 	Queues   []string
 	Weights  []int
-	List     *dispatch.List // in their place, if they are many
-	Duration uint64         // of the leases, ms
+	List     *List  // in their place, if they are many
+	Duration uint64 // of the leases, ms
 	Local    bool
 	Handled  bool   // by Run
-	Worker   string // see key
+	Worker   string // see lineKey
 	Max      int    // tasks
 }
 
-// Place is the place of a claim in a table. The zero Place is none.
-type Place struct {
+// LinePlace is the place of a claim in ClaimLines. The zero LinePlace is none.
+type LinePlace struct {
 	listed bool // guarded by the table's mu
 }
 
-// key is the common part of the claims of one line.
-type key struct {
+// lineKey is the common part of the claims of one line.
+type lineKey struct {
 	queues   string
 	duration uint64
 	local    bool
@@ -92,11 +91,11 @@ type key struct {
 // line is claims for the same tasks. Its fetchers, one for each shard, end when the table is
 // closed, or the line is dropped.
 type line struct {
-	table   *Table
-	key     key
-	wants   Request           // without Max
-	waiting dispatch.WaitList // guarded by the table's mu
-	filled  chan struct{}     // non-nil while fetchers wait for a claim; closed by Add
+	table   *ClaimLines
+	key     lineKey
+	wants   LineRequest   // without Max
+	waiting WaitList      // guarded by the table's mu
+	filled  chan struct{} // non-nil while fetchers wait for a claim; closed by Add
 	ctx     context.Context
 	drop    context.CancelFunc
 
@@ -139,16 +138,13 @@ func (l *line) look() {
 	l.calls = nil
 }
 
-// New returns a table without lines.
-func New(c Config, host Host) *Table {
-	if c.Now == nil {
-		c.Now = time.Now
-	}
-	return &Table{config: c, host: host, lines: make(map[key]*line)}
+// NewClaimLines returns a table without lines.
+func NewClaimLines(c LinesConfig, host LinesHost) *ClaimLines {
+	return &ClaimLines{config: c, host: host, lines: make(map[lineKey]*line)}
 }
 
 // contain calls f on one of the table's goroutines. caught is nil if nothing depends on f.
-func (t *Table) contain(what string, f func(), caught func(error)) {
+func (t *ClaimLines) contain(what string, f func(), caught func(error)) {
 	guard.Contain(t.config.Log, what, f, func(value any, stack []byte) {
 		if caught != nil {
 			caught(t.config.PanicError(what, value, stack))
@@ -159,8 +155,8 @@ func (t *Table) contain(what string, f func(), caught func(error)) {
 // Add lists a claim that waits. It returns false if the claim is listed already, or refused since
 // the table takes none any more. REQUIRES: a reference to the claim. queues and list are those of
 // the claim, in memory of the table.
-func (t *Table) Add(c *dispatch.Claim, p *Place) (queues []string, list *dispatch.List, added bool) {
-	k := key{queues: nameOf(c), duration: c.Duration, local: c.Holder.Local, handled: c.Holder.Handled}
+func (t *ClaimLines) Add(c *Claim, p *LinePlace) (queues []string, list *List, added bool) {
+	k := lineKey{queues: nameOf(c), duration: c.Duration, local: c.Holder.Local, handled: c.Holder.Handled}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if p.listed {
@@ -191,7 +187,7 @@ func (t *Table) Add(c *dispatch.Claim, p *Place) (queues []string, list *dispatc
 }
 
 // nameOf returns a text that only claims of the same queues and weights have.
-func nameOf(c *dispatch.Claim) string {
+func nameOf(c *Claim) string {
 	if c.List != nil {
 		return string(c.List.Digest[:])
 	}
@@ -215,7 +211,7 @@ func nameOf(c *dispatch.Claim) string {
 const lineCap = 64
 
 // dropIdle drops the lines without a claim. REQUIRES: mu is held.
-func (t *Table) dropIdle() {
+func (t *ClaimLines) dropIdle() {
 	for k, l := range t.lines {
 		if !l.waiting.AnyGood() {
 			l.drop()
@@ -225,8 +221,8 @@ func (t *Table) dropIdle() {
 }
 
 // open makes a line and its fetchers. REQUIRES: mu is held.
-func (t *Table) open(k key, c *dispatch.Claim) *line {
-	l := &line{table: t, key: k, wants: Request{
+func (t *ClaimLines) open(k lineKey, c *Claim) *line {
+	l := &line{table: t, key: k, wants: LineRequest{
 		Queues: slices.Clone(c.Queues), Weights: slices.Clone(c.Weights), List: c.List,
 		Duration: k.duration, Local: k.local, Handled: k.handled, Worker: k.worker,
 	}}
@@ -241,7 +237,7 @@ func (t *Table) open(k key, c *dispatch.Claim) *line {
 }
 
 // Each calls f, which must not wait, for all claims that wait, with their queues as by Add.
-func (t *Table) Each(f func(ticket dispatch.Ticket, queues []string, list *dispatch.List)) {
+func (t *ClaimLines) Each(f func(ticket Ticket, queues []string, list *List)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, l := range t.lines {
@@ -252,11 +248,8 @@ func (t *Table) Each(f func(ticket dispatch.Ticket, queues []string, list *dispa
 	}
 }
 
-// Close refuses the claims that wait. REQUIRES: Config.Context has ended, and no owner runs.
-func (t *Table) Close() { t.End(base.ErrClosed) }
-
 // End refuses the claims that wait, and all that come, with an error.
-func (t *Table) End(cause error) {
+func (t *ClaimLines) End(cause error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.closed = cause
@@ -268,7 +261,7 @@ func (t *Table) End(cause error) {
 // fetch claims tasks of a shard for the line while another node leads it.
 func (l *line) fetch(shard int) {
 	host := l.table.host
-	var pause cluster.Patience
+	var pause base.Patience
 	for l.ctx.Err() == nil {
 		elsewhere, change := host.Watch(shard)
 		if !elsewhere {
@@ -292,7 +285,7 @@ func (l *line) fetch(shard int) {
 			pause.Wait(l.ctx, change)
 			continue
 		}
-		pause = cluster.Patience{}
+		pause = base.Patience{}
 		l.deal(l.inForce(shard, grants, l.table.config.Now().Sub(began)))
 	}
 }
@@ -355,7 +348,7 @@ func (l *line) fail(cause error) {
 
 // request waits until there is a claim in the line, and returns the request of its claims, and a
 // context that lasts as long as they do; a nil ctx: no request.
-func (l *line) request(change <-chan struct{}) (r Request, ctx context.Context) {
+func (l *line) request(change <-chan struct{}) (r LineRequest, ctx context.Context) {
 	t := l.table
 	r = l.wants
 	for {
@@ -388,7 +381,7 @@ func (l *line) deal(grants []engine.Grant) {
 	t := l.table
 	for len(grants) > 0 {
 		t.mu.Lock()
-		var c *dispatch.Claim
+		var c *Claim
 		for c == nil && l.waiting.Len() > 0 {
 			if ticket := l.waiting.Pop(); ticket.Take() {
 				c = ticket.Claim()
