@@ -55,7 +55,7 @@ func (b *Alter) Read(r *wire.Reader) {
 
 func readAlteration(r *wire.Reader) engine.Alteration {
 	how := engine.Alteration(r.Byte())
-	if how >= engine.EndOfAlterations {
+	if !how.Exists() {
 		r.Fail()
 	}
 	return how
@@ -67,7 +67,7 @@ func (b *AlterMany) Room() engine.Room { return roomOf(b.How) }
 
 func roomOf(how engine.Alteration) engine.Room {
 	switch how {
-	case engine.AlterPurge, engine.AlterForget, engine.AlterCancel: // a task that is kept needs more
+	case engine.AlterForget, engine.AlterCancel: // a task that is kept needs more
 		return engine.RoomNone
 	default:
 		return engine.RoomLow

@@ -50,7 +50,7 @@ func TestBodies(t *testing.T) {
 		asked, answered, blank Body // with the arguments; with the answer, too
 		rest                   bool // the answer is the rest of the message
 	}{
-		{asked: &Alter{ID: id, How: engine.EndOfAlterations - 1, Arg: 1 << 40}, blank: &Alter{}},
+		{asked: &Alter{ID: id, How: engine.AlterMove, Arg: 1 << 40}, blank: &Alter{}},
 		{asked: &ReleaseKey{Hash: keys.UniqueHash("q", "", "", "", "k"), Key: "k"}, blank: &ReleaseKey{}},
 		{
 			asked:    &Renew{Receipts: []engine.Receipt{receipt, {ID: other}}, Duration: 1000},
@@ -134,10 +134,12 @@ func TestBodies(t *testing.T) {
 
 // TestUnknownAlteration: an alteration that this version does not know is refused.
 func TestUnknownAlteration(t *testing.T) {
-	for _, b := range []Body{&Alter{How: engine.EndOfAlterations}, &AlterMany{engine.BulkAlteration{How: engine.EndOfAlterations}}} {
-		r := wire.NewReader(b.Append(nil))
-		b.Read(r)
-		require.Error(t, r.Done())
+	for _, how := range []engine.Alteration{3, engine.AlterMove + 1} {
+		for _, b := range []Body{&Alter{How: how}, &AlterMany{engine.BulkAlteration{How: how}}} {
+			r := wire.NewReader(b.Append(nil))
+			b.Read(r)
+			require.Error(t, r.Done())
+		}
 	}
 }
 

@@ -18,23 +18,25 @@ const (
 	AlterPriority Alteration = iota
 	AlterRunAt
 	AlterRedrive
-	AlterPurge
+	_ // 3
 	AlterCancel
 	AlterForget
 	AlterMove
-	EndOfAlterations
+	endOfAlterations
 )
 
 // alterations has the function of each Alteration.
-var alterations = [EndOfAlterations]func(s *State, at *located, arg *AlterTo) error{
+var alterations = [endOfAlterations]func(s *State, at *located, arg *AlterTo) error{
 	AlterPriority: (*State).setPriority,
 	AlterRunAt:    (*State).setRunAt,
 	AlterRedrive:  func(s *State, at *located, _ *AlterTo) error { return s.redrive(at) },
-	AlterPurge:    func(s *State, at *located, _ *AlterTo) error { return s.purge(at) },
 	AlterCancel:   func(s *State, at *located, _ *AlterTo) error { return s.cancelUnended(at) },
 	AlterForget:   func(s *State, at *located, _ *AlterTo) error { return s.forgetEnded(at) },
 	AlterMove:     (*State).moveTo,
 }
+
+// Exists reports whether this version knows an alteration.
+func (how Alteration) Exists() bool { return how < endOfAlterations && alterations[how] != nil }
 
 // AlterTo has the arguments of an alteration.
 type AlterTo struct {
@@ -119,10 +121,8 @@ func (s *State) redrive(at *located) error {
 	return nil
 }
 
+// purge deletes a dead letter.
 func (s *State) purge(at *located) error {
-	if at.state != Dead {
-		return notDead(at)
-	}
 	s.withdraw(at)
 	ties := record.Ties{Parent: at.rec.Parent, Child: at.rec.Child}
 	if at.rec.HoldsTurn {

@@ -1152,7 +1152,7 @@ type alterCall struct {
 }
 
 func (m *model) drawControl() call {
-	return m.drawAlteration(oneOf(m, "how", AlterCancel, AlterPriority, AlterRunAt, AlterRedrive, AlterPurge, AlterForget))
+	return m.drawAlteration(oneOf(m, "how", AlterCancel, AlterPriority, AlterRunAt, AlterRedrive, AlterForget))
 }
 
 func (m *model) drawAlteration(how Alteration) call {
@@ -1169,7 +1169,7 @@ func (m *model) drawAlteration(how Alteration) call {
 			c.arg = m.Wall + uint64(wait)
 		}
 	case AlterForget:
-		c.id = m.drawIDIn(Dead, Done, Canceled)
+		c.id = m.drawIDIn(oneOf(m, "state", []TaskState{Dead}, []TaskState{Done, Canceled})...)
 	default:
 		c.id = m.drawIDIn(Dead)
 	}
@@ -1182,9 +1182,8 @@ func (c *alterCall) do(m *model) {
 
 // refusal is the error that the call should return.
 func (c *alterCall) refusal(m *model, t *modelTask) error {
-	ofDead := c.how == AlterRedrive || c.how == AlterPurge
 	switch {
-	case t == nil, ofDead && t.state != Dead, c.how == AlterForget && !SetOf(Dead, Done, Canceled).Has(t.state):
+	case t == nil, c.how == AlterRedrive && t.state != Dead, c.how == AlterForget && !SetOf(Dead, Done, Canceled).Has(t.state):
 		return base.ErrNotFound
 	case c.how == AlterCancel && (t.state == Done || t.state == Canceled):
 		return base.ErrNotWaiting
@@ -1217,22 +1216,20 @@ func (c *alterCall) apply(m *model) {
 }
 
 func (m *model) alter(t *modelTask, how Alteration, arg uint64) {
-	if how == AlterForget && t.state == Dead {
-		how = AlterPurge
-	}
 	switch how {
 	case AlterCancel:
 		m.toCanceled(t)
 	case AlterForget:
-		if t.kept != 0 { // it goes with the last of its children
+		switch {
+		case t.state == Dead:
+			m.unpin(t, 0)
+			m.toGone(t)
+			m.ended(t, Outcome{State: Canceled}, true)
+		case t.kept != 0: // it goes with the last of its children
 			t.kept = min(t.kept, m.period(t.shard))
-		} else {
+		default:
 			m.toGone(t)
 		}
-	case AlterPurge:
-		m.unpin(t, 0)
-		m.toGone(t)
-		m.ended(t, Outcome{State: Canceled}, true)
 	case AlterPriority:
 		t.Priority = uint8(arg)
 		if t.state == Ready {
@@ -1272,7 +1269,7 @@ type bulkCall struct {
 }
 
 func (m *model) drawBulk() call {
-	c := &bulkCall{shard: m.drawShard(), how: oneOf(m, "how", AlterPurge, AlterRedrive, AlterPriority), states: SetOf(Dead)}
+	c := &bulkCall{shard: m.drawShard(), how: oneOf(m, "how", AlterForget, AlterRedrive, AlterPriority), states: SetOf(Dead)}
 	queue := oneOf(m, "queue", "", "a", "b")
 	switch {
 	case c.how == AlterPriority && m.plain: // otherwise tasks that wait for room wake
@@ -1286,7 +1283,7 @@ func (m *model) drawBulk() call {
 		}
 	}
 	if m.shards[c.shard].Room > Roomy {
-		c.how, c.states = AlterPurge, SetOf(Dead)
+		c.how, c.states = AlterForget, SetOf(Dead)
 	}
 	return c
 }

@@ -45,7 +45,7 @@ var storyCommands = map[string]func(w *world, a args, words []string){
 	"return":      fail(FailReturn, 0),
 	"dead-letter": fail(FailDead, 0),
 
-	"cancel": alter(AlterCancel), "redrive": alter(AlterRedrive), "purge": alter(AlterPurge), "forget": alter(AlterForget),
+	"cancel": alter(AlterCancel), "redrive": alter(AlterRedrive), "forget": alter(AlterForget),
 	"set-priority": alter(AlterPriority), "set-run-at": alter(AlterRunAt), "redrive-all": (*world).redriveAll,
 	"bulk": (*world).bulk,
 
