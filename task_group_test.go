@@ -18,6 +18,7 @@ import (
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
 	"codeq/internal/simtest"
+	"codeq/internal/store"
 	"codeq/internal/testbase"
 	"codeq/test/queuetest"
 )
@@ -239,7 +240,7 @@ func TestGroupsBeyondMemory(t *testing.T) {
 // without a read. Waiting tasks that are not in memory are read several at a time.
 func TestTurnPassesInOneCommit(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
-		const waiting = 10 * engine.WaitersAhead
+		const waiting = 10 * store.WaitersAhead
 		for range waiting + 1 {
 			queuetest.Produce(t, q, codeq.Task{Queue: "a", Group: "g"})
 		}
@@ -250,13 +251,13 @@ func TestTurnPassesInOneCommit(t *testing.T) {
 			synctest.Wait()
 			return readsOf(t, q) - reads, inspect.Of(q).Commits() - commits
 		}
-		for i := range engine.WaitersAhead {
+		for i := range store.WaitersAhead {
 			reads, commits := step()
 			require.Zero(t, reads, i)
 			require.EqualValues(t, 1, commits, i)
 		}
 		all := 0
-		for range waiting - engine.WaitersAhead {
+		for range waiting - store.WaitersAhead {
 			reads, _ := step()
 			all += reads
 		}

@@ -139,9 +139,9 @@ func (s *State) forgetEnded(at *located) error {
 	case Dead:
 		return s.purge(at)
 	case Done, Canceled:
-		if v, pinned := s.Ties.pins.counts.get(&s.round, at.id); pinned {
+		if v, pinned := s.Ties.pins.counts.Get(at.id); pinned {
 			v.Until = min(v.Until, s.periods.now)
-			s.Ties.pins.counts.put(&s.round, at.id, v)
+			s.Ties.pins.counts.Put(at.id, v)
 			return nil
 		}
 		s.Times.unkeep(at)
@@ -265,7 +265,7 @@ func (s *State) replace(id keys.ID, t *NewTask) bool {
 	rec.Leases, rec.Rewritten, rec.History, rec.Notes = at.rec.Leases, true, at.rec.History, at.rec.Notes
 	rec.Parent = rec.Parent || at.rec.Parent
 	l := s.Names.lane(t.Key)
-	if v, ok := s.Ties.uniques.get(&s.round, t.Tied.Unique); ok {
+	if v, ok := s.Ties.uniques.Get(t.Tied.Unique); ok {
 		s.Ties.freeKey(t.Tied.Unique, v)
 	}
 	s.Ties.takeKey(id, &t.Tied.Ties)

@@ -154,7 +154,7 @@ func (s *State) giveBack(ls *lease, rec *record.Record) {
 	}
 	b := rec.Encode()
 	s.Group.put(ls.id, ls.lane, keys.Place{Range: keys.Task, Group: ls.lane.number, At: ls.since}, b)
-	s.Group.setTask(ls.lane.number, ls.since, ls.id, b)
+	s.Group.SetTask(ls.lane.number, ls.since, ls.id, b)
 	s.Names.offer(ls.lane, ready.Item{Pos: ready.Pos{Since: ls.since, ID: ls.id}, Record: b})
 }
 
@@ -287,7 +287,7 @@ func (le *leases) recordOf(ls *lease) (record.Record, error) {
 		b = t.rec
 	} else {
 		le.scratch = keys.AppendTask(le.scratch[:0], ls.lane.number, ls.since, ls.id)
-		if b, err = le.read(le.scratch); err == nil && b == nil {
+		if b, err = le.Lookup(le.scratch); err == nil && b == nil {
 			err = fmt.Errorf("%w: key %x is missing", base.ErrCorrupt, le.scratch)
 		}
 	}
@@ -368,7 +368,7 @@ func (s *State) Grant(l *Lane, duration uint64, to Holder, grants []Grant) ([]Gr
 		ls.rewritten, ls.retention, ls.suspect = head.Rewritten, head.Retention, head.Suspect
 		s.Ties.tieLease(ls, &head)
 	}
-	s.noteRead(len(it.Record))
+	s.NoteRead(len(it.Record))
 	ls.id, ls.lane, ls.since = it.ID, l, it.Since
 	ls.local, ls.handled, ls.runner, ls.worker = to.Local, to.Handled, to.Runner, to.Worker
 	process := uint64(0)

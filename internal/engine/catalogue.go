@@ -85,12 +85,12 @@ func (ns *names) enterLane(l *Lane) {
 		q.Number = ns.catalogue.queues.Take()
 		q.since = ns.catalogue.seq + 1
 		ns.addQueue(q)
-		ns.Group.set(keys.AppendNumbered(nil, keys.Queue, q.Number), []byte(q.Name))
+		ns.Group.Set(keys.AppendNumbered(nil, keys.Queue, q.Number), []byte(q.Name))
 	}
 	ns.addLane(l)
 	ns.catalogue.seq++
 	entry := keys.LaneValue{Queue: q.Number, Priority: l.Priority, Tenant: l.Tenant, Seq: ns.catalogue.seq}
-	ns.Group.set(keys.AppendNumbered(nil, keys.Lane, l.number), entry.Append(nil))
+	ns.Group.Set(keys.AppendNumbered(nil, keys.Lane, l.number), entry.Append(nil))
 	ns.ready.Load(&l.tasks, 0)
 }
 
@@ -166,7 +166,7 @@ func (ns *names) laneNumbered(n uint32) (*Lane, error) {
 // laneEntry reads the catalogue's entry of a number; the error is pebble.ErrNotFound if there is
 // none.
 func (ns *names) laneEntry(n uint32) (LaneKey, error) {
-	b, err := ns.read(keys.AppendNumbered(nil, keys.Lane, n))
+	b, err := ns.Lookup(keys.AppendNumbered(nil, keys.Lane, n))
 	if err == nil && b == nil {
 		err = pebble.ErrNotFound
 	}
@@ -177,7 +177,7 @@ func (ns *names) laneEntry(n uint32) (LaneKey, error) {
 	if err != nil {
 		return LaneKey{}, fmt.Errorf("%w: lane %d: %w", base.ErrCorrupt, n, err)
 	}
-	name, err := ns.read(keys.AppendNumbered(nil, keys.Queue, v.Queue))
+	name, err := ns.Lookup(keys.AppendNumbered(nil, keys.Queue, v.Queue))
 	if err == nil && name == nil {
 		err = fmt.Errorf("%w: queue %d of lane %d is missing", base.ErrCorrupt, v.Queue, n)
 	}
@@ -506,7 +506,7 @@ func (ns *names) loadAwakened() (map[uint32]bool, error) {
 	for lower != nil {
 		from := lower
 		lower = nil
-		if err := ns.walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+		if err := ns.Walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
 			n, _, _, err := keys.ParseGrouped(it.Key())
 			awakened[n] = true
 			lower = keys.GroupEnd(keys.AppendNumbered(nil, keys.Wake, n))

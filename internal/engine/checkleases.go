@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"bytes"
 	"slices"
 
 	"codeq/internal/keys"
@@ -191,22 +190,8 @@ func (c *checker) limits() error {
 		}
 	}
 	parked := make(map[uint64]bool)
-	waiting := make(map[uint64]int)
-	err := store.Scan(c.disk, keys.Blocked, func(key, value []byte) error {
-		_, scope, id, err := keys.ParseGrouped(key)
-		if f, n := s.Ties.cursors.byScope[scope], waiting[scope]; f != nil {
-			switch {
-			case n < len(f.ahead) && (f.ahead[n].id != id || !bytes.Equal(f.ahead[n].value, value)):
-				c.report("task %s waits in scope %x at %d, where memory has %s", keys.FormatID(id), scope, n, f.ahead[n].id)
-			case n >= len(f.ahead) && f.all:
-				c.report("task %s waits in scope %x behind the last that memory has", keys.FormatID(id), scope)
-			}
-		}
-		waiting[scope]++
-		if cursor := cursorOf(&s.Ties.cursors, scope); bytes.Compare(id[:], cursor[:]) < 0 {
-			c.report("task %s waits in scope %x before its cursor %s", keys.FormatID(id), scope, cursor)
-		}
-		number, _, _, _ := keys.ParseGrouped(key)
+	err := store.Scan(c.disk, keys.Blocked, func(key, _ []byte) error {
+		number, scope, id, err := keys.ParseGrouped(key)
 		switch q := s.Names.numbers.At(int(number)); {
 		case keys.IsSuspectScope(scope):
 			if q.Suspects>>keys.SuspectPart(scope)&1 == 0 && !slices.Contains(s.Suspects.unread, q) {
@@ -217,18 +202,6 @@ func (c *checker) limits() error {
 		}
 		return err
 	})
-	held := 0
-	for scope, f := range s.Ties.cursors.byScope {
-		if n := waiting[scope]; n < len(f.ahead) {
-			c.report("%d tasks wait in scope %x, memory has %d", n, scope, len(f.ahead))
-		}
-		for i := range f.ahead {
-			held += f.ahead[i].size()
-		}
-	}
-	if held != s.Ties.cursors.bytes {
-		c.report("tasks that wait take %d bytes of memory, counted are %d", held, s.Ties.cursors.bytes)
-	}
 	for scope, st := range s.Ties.limits {
 		if st.leased != leased[scope] {
 			c.report("limit %x counts %d leases of %d", scope, st.leased, leased[scope])
@@ -248,12 +221,4 @@ func (c *checker) limits() error {
 		}
 	}
 	return err
-}
-
-// cursorOf is the cursor of a scope: no task with a smaller ID waits there.
-func cursorOf(t *scanCursors, scope uint64) keys.ID {
-	if f := t.byScope[scope]; f != nil {
-		return f.id
-	}
-	return keys.ID{}
 }

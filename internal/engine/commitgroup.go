@@ -4,10 +4,9 @@ import (
 	"cmp"
 	"slices"
 
-	"github.com/cockroachdb/pebble/v2"
-
 	"codeq/internal/base"
 	"codeq/internal/keys"
+	"codeq/internal/store"
 )
 
 // commitGroup is what one commit persists. The order of its keys suits Pebble's memtable, where a
@@ -15,8 +14,7 @@ import (
 // the rules, then new tasks, then the removals of keys that are never written again. New tasks and
 // removals are in the order of their keys.
 type commitGroup struct {
-	Batch     *pebble.Batch
-	order     batchOrder
+	store.Writes
 	tasks     []taskOp       // new tasks, and removals of tasks with a key that was written once
 	granted   []*leaseRecord // lease records to be written
 	finished  []uint64       // sequence numbers of lease records that have no lease left
@@ -69,45 +67,11 @@ func (g *commitGroup) isEmpty() bool {
 // Entries returns how many keys have been collected.
 func (g *commitGroup) Entries() int { return int(g.Batch.Count()) + len(g.tasks) }
 
-func (g *commitGroup) set(key, value []byte) {
-	op := g.Batch.SetDeferred(len(key), len(value))
-	copy(op.Key, key)
-	copy(op.Value, value)
-	_ = op.Finish() // fails for indexed batches only
-}
-
-func (g *commitGroup) delete(key []byte) {
-	op := g.Batch.DeleteDeferred(len(key))
-	copy(op.Key, key)
-	_ = op.Finish()
-}
-
-// singleDelete deletes a key that was written once since it last did not exist.
-func (g *commitGroup) singleDelete(key []byte) {
-	op := g.Batch.SingleDeleteDeferred(len(key))
-	copy(op.Key, key)
-	_ = op.Finish()
-}
-
-// deleteRange deletes the keys from lower to before upper, at the cost of one entry.
-func (g *commitGroup) deleteRange(lower, upper []byte) {
-	g.Ranged = true
-	_ = g.Batch.DeleteRange(lower, upper, nil) // fails for indexed batches only
-}
-
 // hasChanged reports whether disk does not have the latest state of a task yet.
 func (g *commitGroup) hasChanged(id keys.ID) bool {
 	g.noteRemoved()
 	_, ok := g.changed[id]
 	return ok
-}
-
-// setTask writes the record of a task that becomes ready.
-func (g *commitGroup) setTask(lane uint32, since uint64, id keys.ID, rec []byte) {
-	op := g.Batch.SetDeferred(keys.TaskLen(since), len(rec))
-	keys.PutTask(op.Key, lane, since, id)
-	copy(op.Value, rec)
-	_ = op.Finish()
 }
 
 // noteRemoved adds the tasks that are removed to those that have changed.
@@ -139,17 +103,24 @@ func (g *commitGroup) flushTasks() {
 	if g.scattered {
 		slices.SortFunc(g.tasks, func(a, b taskOp) int { return a.compare(&b.TaskKey) })
 		for i := range g.tasks {
-			g.write(&g.tasks[i])
+			if t := &g.tasks[i]; t.rec != nil {
+				g.SetTask(t.Lane, t.Since, t.ID, t.rec)
+			} else {
+				g.DeleteTask(t.Lane, t.Since, t.ID, true)
+			}
 		}
 	} else {
 		if base.Invariants {
 			g.assertAscending()
 		}
-		for _, removed := range [...]bool{false, true} {
-			for i := range g.tasks {
-				if t := &g.tasks[i]; (t.rec == nil) == removed {
-					g.write(t)
-				}
+		for i := range g.tasks {
+			if t := &g.tasks[i]; t.rec != nil {
+				g.SetTask(t.Lane, t.Since, t.ID, t.rec)
+			}
+		}
+		for i := range g.tasks {
+			if t := &g.tasks[i]; t.rec == nil {
+				g.DeleteTask(t.Lane, t.Since, t.ID, true)
 			}
 		}
 	}
@@ -194,16 +165,6 @@ func (g *commitGroup) assertAscending() {
 	}
 }
 
-func (g *commitGroup) write(t *taskOp) {
-	if t.rec != nil {
-		g.setTask(t.Lane, t.Since, t.ID, t.rec)
-		return
-	}
-	op := g.Batch.SingleDeleteDeferred(keys.TaskLen(t.Since))
-	keys.PutTask(op.Key, t.Lane, t.Since, t.ID)
-	_ = op.Finish()
-}
-
 // removeTask removes a task from its place. once says that its key has been written once in the
 // life of the store and will not be written again, which makes SINGLEDEL legal for it. Any other
 // key is deleted in the order of the group.
@@ -214,22 +175,15 @@ func (g *commitGroup) removeTask(lane uint32, since uint64, id keys.ID, once boo
 	}
 	g.noteRemoved()
 	g.flushTasks() // the task may be among them
-	op := g.Batch.DeleteDeferred(keys.TaskLen(since))
-	keys.PutTask(op.Key, lane, since, id)
-	_ = op.Finish()
+	g.DeleteTask(lane, since, id, false)
 }
 
+// sortFrom is from how many entries beside tasks, leases and counters on a batch is sorted.
+const sortFrom = 16
+
 // seal adds to the batch everything that was collected beside it, and sorts the batch.
-func (g *commitGroup) seal(clock uint64, db *pebble.DB) {
-	if g.Batch.Count() >= sortFrom {
-		defer func() {
-			entries := g.Batch.Count()
-			g.Batch = g.order.sort(db, g.Batch)
-			if base.Invariants && g.Batch.Count() != entries {
-				base.Violated("%d entries are sorted, %d remain", entries, g.Batch.Count())
-			}
-		}()
-	}
+func (g *commitGroup) seal(clock uint64) {
+	unordered := g.Batch.Count() >= sortFrom
 	g.flushTasks()
 	for _, r := range g.granted {
 		if r.live == 0 { // all its leases were replaced within the group
@@ -238,16 +192,11 @@ func (g *commitGroup) seal(clock uint64, db *pebble.DB) {
 		if base.Invariants && r.live < 0 {
 			base.Violated("lease record %x has %d leases", r.seq, r.live)
 		}
-		op := g.Batch.SetDeferred(keys.LeaseLen, len(r.value))
-		keys.PutLease(op.Key, r.seq)
-		copy(op.Value, r.value)
-		_ = op.Finish()
+		g.SetLeases(r.seq, r.value)
 		r.written = true
 	}
 	for _, seq := range g.finished {
-		op := g.Batch.SingleDeleteDeferred(keys.LeaseLen)
-		keys.PutLease(op.Key, seq)
-		_ = op.Finish()
+		g.DeleteLeases(seq)
 	}
 	for _, q := range g.Touched {
 		if base.Invariants {
@@ -262,6 +211,9 @@ func (g *commitGroup) seal(clock uint64, db *pebble.DB) {
 	}
 	for _, b := range g.buckets {
 		b.seal(g)
+	}
+	if unordered {
+		g.Sort()
 	}
 }
 

@@ -70,7 +70,7 @@ func (d *driver) open() {
 		config := store.Config{FS: crashfs.New(), Log: slog.New(slog.DiscardHandler), MemTableBytes: 256 << 10, ReclaimFrom: -1, Still: true}
 		st, err := store.Open("store", config, d.shared, true)
 		require.NoError(d.t, err)
-		d.shards = append(d.shards, &drivenShard{State: &State{round: round{Store: st}}})
+		d.shards = append(d.shards, &drivenShard{State: &State{round: round{Reads: store.Reads{Store: st}}}})
 	}
 	d.load()
 }

@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"bytes"
 	"fmt"
 	"slices"
 
@@ -75,7 +74,7 @@ func (t *NewTask) hasSiblings() bool {
 
 // isSibling reports whether a parent is a task of the same batch that another shard has stored.
 func (t *NewTask) isSibling(parent keys.ID) bool {
-	_, found := slices.BinarySearchFunc(t.Tied.siblings, parent, func(a, b keys.ID) int { return bytes.Compare(a[:], b[:]) })
+	_, found := slices.BinarySearchFunc(t.Tied.siblings, parent, compareIDs)
 	return found
 }
 
@@ -128,7 +127,7 @@ func (ml *mail) sendOn(tasks []NewTask, others []int, b *family) {
 			Queue: t.Key.Queue, Tenant: t.Key.Tenant, Priority: t.Key.Priority, Record: rec.Encode(),
 		})
 	}
-	slices.SortFunc(m.Siblings, func(a, b keys.ID) int { return bytes.Compare(a[:], b[:]) })
+	slices.SortFunc(m.Siblings, compareIDs)
 	m.Siblings = slices.Compact(m.Siblings)
 	home, _ := tasks[others[0]].Home(ml.config.Shards)
 	ml.send(home, &m)
@@ -136,7 +135,7 @@ func (ml *mail) sendOn(tasks []NewTask, others []int, b *family) {
 
 // fetchTies reads the holders of the idempotency keys, and of the turns of the groups, of a batch.
 func (ti *ties) fetchTies(tasks []NewTask) {
-	if len(tasks) < 2 || ti.uniques.whole && ti.turns.whole {
+	if len(tasks) < 2 || ti.uniques.Usage().Whole && ti.turns.Usage().Whole {
 		return
 	}
 	var uniques [][keys.UniqueLen]byte
@@ -154,8 +153,8 @@ func (ti *ties) fetchTies(tasks []NewTask) {
 			groups = append(groups, t.Group)
 		}
 	}
-	ti.uniques.fetch(ti.round, uniques)
-	ti.turns.fetch(ti.round, groups)
+	ti.uniques.Fetch(uniques)
+	ti.turns.Fetch(groups)
 }
 
 // canAdmit reports whether everything that admitAll looks up is on disk.
@@ -216,7 +215,7 @@ func (s *State) admitTied(t *NewTask, b *family) keys.ID {
 	}
 	switch group := t.Tied.Group; {
 	case waits > 0:
-		s.Ties.pending.put(&s.round, id, waits)
+		s.Ties.pending.Put(id, waits)
 		s.Ties.block(l, 0, id, rec)
 		if waits == toBeCanceled {
 			s.Ties.wake(l.queue, 0, id, keys.WakeCancel)
@@ -281,7 +280,7 @@ func (s *State) awaitParents(t *NewTask, id keys.ID, b *family) (encoded []byte,
 		outcome, known := byte(waiting), false
 		switch {
 		case sibling && !b.existed[p]:
-			s.Group.set(keys.AppendDependent(nil, p, id), []byte{byte(how.onDead())})
+			s.Group.Set(keys.AppendDependent(nil, p, id), []byte{byte(how.onDead())})
 			known = true
 		case !sibling && keys.ShardOf(p, s.config.Shards) == s.config.Shard:
 			outcome, known = s.lookUp(p, id, how, b)
@@ -395,7 +394,7 @@ func (s *State) parentEnded(parent, child keys.ID, outcome byte) {
 	if outcome != parentCanceled && s.proceedNow(parent, child, outcome) || s.Broken != nil {
 		return
 	}
-	n, ok := s.Ties.pending.get(&s.round, child)
+	n, ok := s.Ties.pending.Get(child)
 	if !ok || n == toBeCanceled { // it was canceled, or will be
 		if outcome == parentPinned {
 			s.Ties.unpin(parent, 0)
@@ -413,12 +412,12 @@ func (s *State) parentEnded(parent, child keys.ID, outcome byte) {
 	q := l.queue
 	switch {
 	case outcome == parentCanceled:
-		s.Ties.pending.put(&s.round, child, toBeCanceled)
+		s.Ties.pending.Put(child, toBeCanceled)
 		s.Ties.wake(q, 0, child, keys.WakeCancel)
 	case n > 1:
-		s.Ties.pending.put(&s.round, child, n-1)
+		s.Ties.pending.Put(child, n-1)
 	default:
-		s.Ties.pending.drop(&s.round, child)
+		s.Ties.pending.Drop(child)
 		s.Ties.wake(q, 0, child, keys.WakeUp)
 	}
 }
@@ -426,10 +425,10 @@ func (s *State) parentEnded(parent, child keys.ID, outcome byte) {
 // proceedNow moves a task on if its last parent has ended. It returns false, and does nothing, if
 // other parents remain, or if the task's record alone does not show this.
 func (s *State) proceedNow(parent, child keys.ID, outcome byte) bool {
-	n, known := s.Ties.pending.peek(child)
+	n, known := s.Ties.pending.Peek(child)
 	// an end that was reported earlier may have been undone: the parent was redriven
 	if !known && keys.ShardOf(parent, s.config.Shards) != s.config.Shard {
-		n, _ = s.Ties.pending.get(&s.round, child)
+		n, _ = s.Ties.pending.Get(child)
 		known = true
 	}
 	if known && n != 1 || s.Group.hasChanged(child) || !s.HasRoom(RoomLow) || s.isLate() {
@@ -451,7 +450,7 @@ func (s *State) proceedNow(parent, child keys.ID, outcome byte) bool {
 	if outcome == parentPinned {
 		s.Ties.pin(parent, child)
 	}
-	s.Ties.pending.dropBlind(child)
+	s.Ties.pending.DropBlind(child)
 	s.Names.unblock(at)
 	s.proceed(at.lane, child, &at.rec.Head, at.rec.Encode())
 	return true
@@ -508,5 +507,5 @@ func (s *State) depend(parent, child keys.ID, how policy) (outcome byte, state T
 // addChild notes that a task waits for a parent of this shard.
 func (ti *ties) addChild(parent, child keys.ID, how policy) {
 	ti.Group.addChild(parent)
-	ti.Group.set(keys.AppendDependent(nil, parent, child), []byte{byte(how.onDead())})
+	ti.Group.Set(keys.AppendDependent(nil, parent, child), []byte{byte(how.onDead())})
 }

@@ -114,7 +114,7 @@ func (ns *names) endSweep() {
 	}
 	if !sw.lanesGone {
 		if free(&sw.lanes, &c.lanes, func(n uint32) {
-			ns.Group.delete(keys.AppendNumbered(nil, keys.Lane, n))
+			ns.Group.Delete(keys.AppendNumbered(nil, keys.Lane, n))
 			c.formerLanes.remove(n)
 		}) {
 			return
@@ -122,8 +122,8 @@ func (ns *names) endSweep() {
 		sw.lanesGone = true
 	}
 	if free(&sw.queues, &c.queues, func(n uint32) {
-		ns.Group.delete(keys.AppendNumbered(nil, keys.Queue, n))
-		ns.Group.delete(keys.AppendNumbered(nil, keys.Counters, n))
+		ns.Group.Delete(keys.AppendNumbered(nil, keys.Queue, n))
+		ns.Group.Delete(keys.AppendNumbered(nil, keys.Counters, n))
 		ns.Group.unclocked = true
 		c.formerQueues.remove(n)
 	}) {

@@ -38,9 +38,9 @@ func TestEndsOfAttemptsReadNothing(t *testing.T) {
 				rec, err := record.Decode(g.Rec)
 				require.NoError(t, err)
 				rec.Payload[0] = 'x' // it belongs to the worker
-				before := r.reading.entries
+				before := r.ReadEntries
 				r.in(func() (Verdict, error) { return end(g.Receipt) })
-				require.Equal(t, c.reads, r.reading.entries > before, name)
+				require.Equal(t, c.reads, r.ReadEntries > before, name)
 				r.end()
 				require.Equal(t, payload, r.find(g.Receipt.ID).rec.Payload)
 			}

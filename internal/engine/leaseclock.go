@@ -100,5 +100,5 @@ func (le *leases) storeLeaseClock() {
 func (le *leases) writeLeaseClock() {
 	le.clock.stored, le.clock.begun, le.clock.stood = le.leaseClock(), true, le.Uptime-le.Now
 	v := keys.LeaseTimeValue{Clock: le.clock.stored, Crashes: le.storedCrashes()}
-	le.Group.set([]byte{keys.LeaseTime}, v.Append(le.value[:0]))
+	le.Group.Set([]byte{keys.LeaseTime}, v.Append(le.value[:0]))
 }

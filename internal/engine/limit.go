@@ -142,7 +142,7 @@ func (ns *names) recheck(q *Queue) {
 func (ti *ties) recheckNext(r *recheck) error {
 	from, upper := r.from, keys.GroupEnd(keys.AppendNumbered(nil, keys.Blocked, r.queue.Number))
 	r.from = nil
-	return ti.walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+	return ti.Walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
 		_, scope, _, err := keys.ParseGrouped(it.Key())
 		if err != nil {
 			return false, err

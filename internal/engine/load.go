@@ -218,7 +218,7 @@ func (tm *times) loadTimes() (err error) {
 func (r *round) firstDue(lower []byte, parse func([]byte) (uint64, [keys.IDLen]byte, error)) (c dueCursor, err error) {
 	_, upper := keys.Range(lower[0])
 	c = nothingDue
-	err = r.walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+	err = r.Walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
 		at, name, err := parse(it.Key())
 		c.lower(at, name)
 		return false, err
@@ -245,12 +245,9 @@ func (tm *times) loadBuckets() error {
 
 // loadCaches reads the ties of tasks, as far as memory holds them.
 func (ti *ties) loadCaches() error {
-	for _, m := range ti.caches() {
-		m.salt(ti.config.Seed)
-	}
 	err := errors.Join(ti.notices.load(ti.Store.DB()), ti.pins.load(ti.Store.DB()))
 	for _, m := range ti.caches() {
-		err = errors.Join(err, m.load(ti.Store.DB()))
+		err = errors.Join(err, m.Load(ti.Store.DB()))
 	}
 	return err
 }

@@ -3,8 +3,6 @@ package engine
 import (
 	"fmt"
 
-	"github.com/cockroachdb/pebble/v2"
-
 	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/ready"
@@ -83,7 +81,7 @@ func (s *State) locateUnended(id keys.ID) (*located, error) {
 		return nil, err
 	}
 	at.place, at.indexed = p, indexed
-	value, err := s.read(p.AppendKey(nil, id))
+	value, err := s.Lookup(p.AppendKey(nil, id))
 	if value == nil || err != nil {
 		return nil, err
 	}
@@ -107,7 +105,7 @@ func (s *State) locateEnded(id keys.ID) (*located, error) {
 			continue
 		}
 		at.place = keys.Place{Range: key.prefix, Group: q.Number, At: key.until}
-		if value, err := s.read(at.place.AppendKey(nil, id)); err != nil {
+		if value, err := s.Lookup(at.place.AppendKey(nil, id)); err != nil {
 			return nil, err
 		} else if value != nil {
 			return at, s.Names.decode(at, value)
@@ -118,7 +116,7 @@ func (s *State) locateEnded(id keys.ID) (*located, error) {
 
 func (s *State) countPending(at *located) {
 	if at.place.Range == keys.Blocked && at.place.At == 0 {
-		at.pending, _ = s.Ties.pending.get(&s.round, at.id)
+		at.pending, _ = s.Ties.pending.Get(at.id)
 	}
 }
 
@@ -157,7 +155,7 @@ func (s *State) locateDead(id keys.ID, first *bucketKey) (*located, error) {
 	}
 	look := func(key bucketKey) (*located, error) {
 		at := &located{id: id, place: keys.Place{Range: keys.Dead, Group: q.Number, At: key.until}}
-		value, err := s.dead.read(&s.round, at.place.AppendKey(nil, id))
+		value, err := s.dead.Lookup(at.place.AppendKey(nil, id))
 		if value == nil || err != nil {
 			return nil, err
 		}
@@ -180,13 +178,6 @@ func (s *State) locateDead(id keys.ID, first *bucketKey) (*located, error) {
 	return nil, nil
 }
 
-// read is store.Lookup for the shard's owner.
-func (r *round) read(key []byte) ([]byte, error) {
-	v, err := store.Lookup(r.Store.DB(), key)
-	r.noteRead(len(v))
-	return v, err
-}
-
 // rewrite stores the changed record of a task in its place.
 func (s *State) rewrite(at *located) {
 	at.rec.Rewritten = at.rec.Rewritten || at.place.Range == keys.Task
@@ -196,7 +187,7 @@ func (s *State) rewrite(at *located) {
 		s.Group.noteRemoved()
 		s.Group.flushTasks() // it may be one of them
 		s.Group.put(at.id, at.lane, at.place, b)
-		s.Group.setTask(at.lane.number, at.place.At, at.id, b)
+		s.Group.SetTask(at.lane.number, at.place.At, at.id, b)
 		if at.lease != nil {
 			at.lease.rewritten, at.lease.ties, at.lease.tied = true, at.rec.Ties, at.rec.Ties != record.Ties{}
 			s.Leases.copyRecord(at.lease, b)
@@ -205,41 +196,14 @@ func (s *State) rewrite(at *located) {
 		}
 	case keys.Scheduled, keys.Blocked:
 		if at.place.Range == keys.Blocked {
-			s.Ties.cursors.forget(at.place.At)
+			s.Ties.blocked.Forget(at.place.At)
 		}
 		s.Group.put(at.id, at.lane, at.place, b)
-		s.Group.set(at.place.AppendKey(nil, at.id), s.withLane(at.lane, b))
+		s.Group.Set(at.place.AppendKey(nil, at.id), s.withLane(at.lane, b))
 	default:
 		s.Group.change(at.id)
-		s.Group.set(at.place.AppendKey(nil, at.id), append(at.ended.Append(nil), b...))
+		s.Group.Set(at.place.AppendKey(nil, at.id), append(at.ended.Append(nil), b...))
 	}
-}
-
-// walk visits the entries of a range in order, until visit returns false or an error; n counts the
-// entries.
-func (r *round) walk(lower, upper []byte, visit func(it *pebble.Iterator, n int) (bool, error)) error {
-	it, err := r.Store.DB().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
-	if err != nil {
-		return store.Error(err)
-	}
-	defer func() {
-		r.walked += uint64(it.Stats().ForwardStepCount[pebble.InternalIterCall])
-		_ = it.Close() // its error is that of it.Error
-	}()
-	n := 0
-	for valid := it.First(); valid; valid = it.Next() {
-		value := it.LazyValue()
-		r.noteRead(value.Len())
-		more, err := visit(it, n)
-		if err != nil {
-			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
-		}
-		if !more {
-			return nil
-		}
-		n++
-	}
-	return store.Error(it.Error())
 }
 
 // StateIn returns the state of a task by the range of its place. A leased task counts as ready.
@@ -276,14 +240,14 @@ func (s *State) withdraw(at *located) {
 			s.Ties.passLimit(q, at.rec.Limit)
 		}
 	case Scheduled:
-		s.Group.delete(at.place.AppendKey(nil, at.id))
+		s.Group.Delete(at.place.AppendKey(nil, at.id))
 		q.Counts.Scheduled--
 	case Blocked:
-		s.Group.delete(at.place.AppendKey(nil, at.id))
-		s.Ties.cursors.forget(at.place.At)
+		s.Group.Delete(at.place.AppendKey(nil, at.id))
+		s.Ties.blocked.Forget(at.place.At)
 		q.Counts.Blocked--
 		if at.place.At == 0 {
-			s.Ties.pending.drop(&s.round, at.id)
+			s.Ties.pending.Drop(at.id)
 			// it may have been the last task that used the limit
 		} else if st := s.Ties.limits[at.place.At]; st != nil && st.leased == 0 {
 			s.Ties.passLimit(q, at.place.At)
@@ -311,7 +275,7 @@ func (ns *names) placeFirst(l *Lane, id keys.ID, rec []byte) {
 
 // place moves a task into its lane, at since.
 func (ns *names) place(l *Lane, since uint64, id keys.ID, rec []byte) {
-	ns.Group.setTask(l.number, since, id, rec)
+	ns.Group.SetTask(l.number, since, id, rec)
 	p := keys.Place{Range: keys.Task, Group: l.number, At: since}
 	if isFirstPlace(l, since, id) {
 		ns.unindex(id)
@@ -340,13 +304,13 @@ func (r *round) setIndex(id keys.ID, l *Lane, p keys.Place, rec []byte) {
 	var key [1 + keys.IDLen]byte
 	var value [keys.PlaceLen]byte
 	r.Group.put(id, l, p, rec)
-	r.Group.set(keys.AppendByID(key[:0], keys.Index, id), p.Append(value[:0]))
+	r.Group.Set(keys.AppendByID(key[:0], keys.Index, id), p.Append(value[:0]))
 }
 
 func (r *round) unindex(id keys.ID) {
 	var key [1 + keys.IDLen]byte
 	r.Group.change(id)
-	r.Group.delete(keys.AppendByID(key[:0], keys.Index, id))
+	r.Group.Delete(keys.AppendByID(key[:0], keys.Index, id))
 }
 
 // withLane prefixes a record with its lane, for places without the lane in their keys. The result
@@ -367,7 +331,7 @@ func (r *round) removeTask(lane uint32, since uint64, id keys.ID, once bool) {
 // blockAgain returns a withdrawn task to its scope.
 func (ti *ties) blockAgain(l *Lane, at *located, rec []byte) {
 	if at.place.At == 0 && at.pending > 0 {
-		ti.pending.put(ti.round, at.id, at.pending)
+		ti.pending.Put(at.id, at.pending)
 	}
 	ti.block(l, at.place.At, at.id, rec)
 }
@@ -386,7 +350,7 @@ func (tm *times) scheduleWait(l *Lane, id keys.ID, deadline uint64, rec []byte) 
 
 func (tm *times) addScheduled(l *Lane, id keys.ID, due uint64, rec []byte) {
 	tm.scratch = keys.AppendScheduled(tm.scratch[:0], due, id)
-	tm.Group.set(tm.scratch, tm.withLane(l, rec))
+	tm.Group.Set(tm.scratch, tm.withLane(l, rec))
 	tm.setIndex(id, l, keys.Place{Range: keys.Scheduled, At: due}, rec)
 	l.queue.Counts.Scheduled++
 	tm.names.touch(l.queue)

@@ -62,7 +62,7 @@ func (ml *mail) send(to int, m *keys.Message) {
 	ml.out.ahead = true
 	ml.out.waiting[to]++
 	ml.out.due = true
-	ml.Group.set(keys.AppendOutbound(nil, uint32(to), seq), m.Append(nil))
+	ml.Group.Set(keys.AppendOutbound(nil, uint32(to), seq), m.Append(nil))
 }
 
 // loadOutbox finds the messages that were not deleted before the queue was closed. All of them are
@@ -129,7 +129,7 @@ func (o *outbox) seal(g *commitGroup) {
 	for to, next := range o.next {
 		if last := next - 1; last != o.stored[to] {
 			o.stored[to] = last
-			g.set(keys.AppendNumbered(nil, keys.Sent, uint32(to)), keys.AppendNumber(nil, last))
+			g.Set(keys.AppendNumbered(nil, keys.Sent, uint32(to)), keys.AppendNumber(nil, last))
 		}
 	}
 }
@@ -206,7 +206,7 @@ func (ml *mail) sendOut() {
 		p := Outgoing{To: to}
 		lower := keys.AppendOutbound(nil, uint32(to), ml.out.taken[to]+1)
 		upper := keys.AppendNumbered(nil, keys.Outbound, uint32(to)+1)
-		ml.Broken = ml.walk(lower, upper, func(it *pebble.Iterator, n int) (bool, error) {
+		ml.Broken = ml.Walk(lower, upper, func(it *pebble.Iterator, n int) (bool, error) {
 			_, seq, err := keys.ParseOutbound(it.Key())
 			if err != nil {
 				return false, err
@@ -273,7 +273,7 @@ func (ml *mail) forgetTaken() {
 				ml.out.over = true
 				return
 			}
-			ml.Group.delete(keys.AppendOutbound(nil, uint32(to), ml.out.first[to]))
+			ml.Group.Delete(keys.AppendOutbound(nil, uint32(to), ml.out.first[to]))
 		}
 	}
 }
@@ -299,7 +299,7 @@ func (s *State) TakeMessages(from int, first uint64, messages []keys.Message) (t
 	}
 	if taken > 0 {
 		key := keys.AppendNumbered(nil, keys.Inbound, uint32(from))
-		s.Group.set(key, keys.AppendNumber(nil, s.Mail.inbound[from]))
+		s.Group.Set(key, keys.AppendNumber(nil, s.Mail.inbound[from]))
 	}
 	return taken
 }
@@ -356,9 +356,9 @@ func (ml *mail) SetInterest(node string, v keys.InterestValue, gone bool) {
 		delete(ml.interests, node)
 	}
 	if v.Kinds == 0 || gone {
-		ml.Group.delete(key)
+		ml.Group.Delete(key)
 	} else {
-		ml.Group.set(key, v.Append(nil))
+		ml.Group.Set(key, v.Append(nil))
 	}
 	ml.mergeInterests()
 }
@@ -366,9 +366,9 @@ func (ml *mail) SetInterest(node string, v keys.InterestValue, gone bool) {
 // SetPlacement stores the node that should lead the shard by request; "": any.
 func (ml *mail) SetPlacement(node string) {
 	if ml.Placement = node; node == "" {
-		ml.Group.delete([]byte{keys.Placement})
+		ml.Group.Delete([]byte{keys.Placement})
 	} else {
-		ml.Group.set([]byte{keys.Placement}, []byte(node))
+		ml.Group.Set([]byte{keys.Placement}, []byte(node))
 	}
 }
 

@@ -411,7 +411,7 @@ func (m *model) checkSteps(s *drivenShard, steps []upkeepDone) {
 	for i := 1; i < len(steps); i++ {
 		step, unit := steps[i].UpkeepKind, 4*(largeRecord+512) // read, written and reported before the next read
 		if step == UpkeepWake {
-			unit += WaitersAhead * (largeRecord + 512) // read ahead
+			unit += store.WaitersAhead * (largeRecord + 512) // read ahead
 		}
 		if n := steps[i].Bytes - steps[i-1].Bytes; n > smallGroup/2+unit {
 			m.rt.Fatalf("step %s had %d bytes, expected %d at the most", stepNames[step], n, smallGroup/2+unit)

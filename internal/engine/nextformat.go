@@ -19,6 +19,6 @@ func (r *round) sealNextFormat() {
 	case err != nil:
 		r.Broken = err
 	case b == nil:
-		r.Group.set([]byte{keys.NextFormat}, []byte{1})
+		r.Group.Set([]byte{keys.NextFormat}, []byte{1})
 	}
 }

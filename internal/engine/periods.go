@@ -112,7 +112,7 @@ func (tm *times) sealPeriodClock() {
 		}
 		if c.stored != 0 {
 			c.stored = 0
-			tm.Group.delete([]byte{keys.PeriodTime})
+			tm.Group.Delete([]byte{keys.PeriodTime})
 		}
 		return
 	}
@@ -121,7 +121,7 @@ func (tm *times) sealPeriodClock() {
 	}
 	c.stored = c.now
 	v := keys.PeriodTimeValue{Clock: c.now, Waits: min(tm.nextWait.at, c.now)}
-	tm.Group.set([]byte{keys.PeriodTime}, v.Append(tm.value[:0]))
+	tm.Group.Set([]byte{keys.PeriodTime}, v.Append(tm.value[:0]))
 }
 
 // loadClockSets continues the list of how the wall clock was set.
@@ -140,6 +140,6 @@ func (r *round) loadClockSets() error {
 func (r *round) sealClockSets() {
 	if m := &r.mint; m.unset && !r.Group.isEmpty() {
 		m.unset = false
-		r.Group.set([]byte{keys.ClockSets}, keys.AppendClockSets(r.value[:0], m.sets))
+		r.Group.Set([]byte{keys.ClockSets}, keys.AppendClockSets(r.value[:0], m.sets))
 	}
 }

@@ -1,8 +1,6 @@
 package engine
 
 import (
-	"bytes"
-
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/keys"
@@ -24,26 +22,8 @@ import (
 // end before the others know. A dead child may be redriven: it pins its parents for as long as the
 // dead letter is kept.
 type pins struct {
-	counts pinCache // by parent
-	any    bool     // tasks of this shard may pin others
-}
-
-// pinCache holds the range Pinned.
-type pinCache = writeBackCache[keys.ID, keys.PinnedValue]
-
-func newPins() pins {
-	return pins{counts: pinCache{
-		prefix: keys.Pinned,
-		key:    func(dst []byte, id keys.ID) []byte { return keys.AppendByID(dst, keys.Pinned, id) },
-		encode: keys.PinnedValue.Append,
-		order:  func(a, b keys.ID) int { return bytes.Compare(a[:], b[:]) },
-		parse: func(key, value []byte) (k keys.ID, v keys.PinnedValue, err error) {
-			if k, err = keys.ParseByID(key); err == nil {
-				v, err = keys.ParsePinned(value)
-			}
-			return k, v, err
-		},
-	}}
+	counts idCache[keys.PinnedValue] // by parent
+	any    bool                      // tasks of this shard may pin others
 }
 
 func (p *pins) load(r pebble.Reader) error {
@@ -62,13 +42,13 @@ func (ti *ties) pinForChildren(parent keys.ID, until uint64) uint64 {
 	if until == keys.Forever {
 		return until
 	}
-	ti.pins.counts.put(ti.round, parent, keys.PinnedValue{Count: 1, Until: until})
+	ti.pins.counts.Put(parent, keys.PinnedValue{Count: 1, Until: until})
 	return keys.Forever
 }
 
 // allTold is called when all children of a task know that it has ended.
 func (ti *ties) allTold(parent keys.ID) {
-	if _, ok := ti.pins.counts.get(ti.round, parent); ok {
+	if _, ok := ti.pins.counts.Get(parent); ok {
 		ti.mail.send(ti.config.Shard, &keys.Message{Kind: keys.MsgUnpin, Parent: parent})
 	}
 }
@@ -79,19 +59,19 @@ func (ti *ties) pinFor(parent keys.ID, outcome byte) byte {
 	if outcome != parentDone {
 		return outcome
 	}
-	v, ok := ti.pins.counts.get(ti.round, parent)
+	v, ok := ti.pins.counts.Get(parent)
 	if !ok {
 		return outcome
 	}
 	v.Count++
-	ti.pins.counts.put(ti.round, parent, v)
+	ti.pins.counts.Put(parent, v)
 	return parentPinned
 }
 
 // pin notes that a child of this shard pins a parent.
 func (ti *ties) pin(parent, child keys.ID) {
 	ti.pins.any = true
-	ti.Group.set(keys.AppendPin(nil, child, parent), nil)
+	ti.Group.Set(keys.AppendPin(nil, child, parent), nil)
 }
 
 // unpin tells the shard of a parent to count one pin less, and to keep the parent until a time at
@@ -113,7 +93,7 @@ func (ti *ties) releaseParents(child keys.ID, until uint64) {
 func (ti *ties) unpinParents(child keys.ID, until uint64) bool {
 	lower := keys.AppendPin(nil, child, keys.ID{})[:1+keys.IDLen]
 	all := true
-	err := ti.walk(lower, keys.GroupEnd(lower), func(it *pebble.Iterator, n int) (bool, error) {
+	err := ti.Walk(lower, keys.GroupEnd(lower), func(it *pebble.Iterator, n int) (bool, error) {
 		if n > 0 && ti.Spent() {
 			all = false
 			return false, nil
@@ -122,7 +102,7 @@ func (ti *ties) unpinParents(child keys.ID, until uint64) bool {
 		if err != nil {
 			return false, err
 		}
-		ti.Group.delete(it.Key())
+		ti.Group.Delete(it.Key())
 		ti.unpin(parent, until)
 		return true, nil
 	})

@@ -22,7 +22,7 @@ import (
 func (s *State) wakeBlocked() {
 	todo := s.Ties.wakeups
 	s.Ties.wakeups = wakeupList{onDisk: todo.onDisk, from: todo.from, busy: true}
-	defer s.Ties.blocked.close(&s.round)
+	defer s.Ties.blocked.Close()
 	n := 0
 	for ; n < len(todo.order) && s.Broken == nil && !s.Spent(); n++ {
 		if n%wakeupsSorted == 0 { // their tasks are then read in one pass
@@ -51,7 +51,7 @@ func (s *State) walkWakeups(applied map[wakeup]byte) {
 		lower = s.Ties.wakeups.from
 	}
 	s.Ties.wakeups.onDisk, s.Ties.wakeups.from = false, nil
-	s.Broken = s.walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+	s.Broken = s.Walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
 		if s.Spent() {
 			s.Ties.wakeups.onDisk, s.Ties.wakeups.from = true, bytes.Clone(it.Key())
 			return false, nil
@@ -83,7 +83,7 @@ func (s *State) applyWakeup(m wakeup, how byte) error {
 	if s.Leases.delaysWakeup(m) {
 		return nil
 	}
-	s.Group.delete(s.Ties.wakeupKey(m))
+	s.Group.Delete(s.Ties.wakeupKey(m))
 	s.Names.Rest(m.queue)
 	switch {
 	case m.scope == 0:
@@ -117,29 +117,29 @@ func (s *State) wakeTask(q *Queue, id keys.ID, how byte) error {
 
 // passTurn is called when a task of a group ends: the first waiting task is next.
 func (s *State) passTurn(q *Queue, scope uint64, id keys.ID) {
-	v, ok := s.Ties.turns.get(&s.round, scope)
+	v, ok := s.Ties.turns.Get(scope)
 	if !ok || v.Holder != keys.ID(id) { // it did not have the turn
 		return
 	}
 	if s.Leases.isTurnHeld(scope) {
-		s.Ties.turns.put(&s.round, scope, keys.GroupValue{Waiting: true})
+		s.Ties.turns.Put(scope, keys.GroupValue{Waiting: true})
 		s.Ties.wake(q, scope, keys.ID{}, keys.WakeUp)
 		return
 	}
-	if !v.Waiting || s.Ties.cursors.isEmpty(scope) {
-		s.Ties.turns.drop(&s.round, scope)
+	if !v.Waiting || s.Ties.blocked.IsEmpty(scope) {
+		s.Ties.turns.Drop(scope)
 		return
 	}
 	if first := s.Ties.firstWaiter(q, scope); first != nil {
-		s.giveTurnTo(first, scope, !s.Ties.cursors.isEmpty(scope))
+		s.giveTurnTo(first, scope, !s.Ties.blocked.IsEmpty(scope))
 		return
 	}
-	s.Ties.turns.put(&s.round, scope, keys.GroupValue{Waiting: true})
+	s.Ties.turns.Put(scope, keys.GroupValue{Waiting: true})
 	s.Ties.wake(q, scope, keys.ID{}, keys.WakeUp)
 }
 
 func (s *State) giveTurnTo(at *located, scope uint64, others bool) {
-	s.Ties.turns.put(&s.round, scope, keys.GroupValue{Holder: at.id, Waiting: others})
+	s.Ties.turns.Put(scope, keys.GroupValue{Holder: at.id, Waiting: others})
 	s.Names.unblock(at)
 	s.enter(at.lane, keys.SinceOf(keys.ID(at.id)), at.id, &at.rec.Head, at.rec.Encode())
 }
@@ -147,11 +147,11 @@ func (s *State) giveTurnTo(at *located, scope uint64, others bool) {
 // giveTurn gives the turn of a group to the first task that waits for it, or moves on the task that
 // has it and was parked.
 func (s *State) giveTurn(q *Queue, scope uint64) error {
-	if v, _ := s.Ties.turns.get(&s.round, scope); v.Holder != (keys.ID{}) {
+	if v, _ := s.Ties.turns.Get(scope); v.Holder != (keys.ID{}) {
 		return s.Ties.unparkTurn(q, scope, v.Holder)
 	}
 	var first *located
-	others := s.Ties.turns.hasChanged(scope) // tasks that have begun to wait in this group
+	others := s.Ties.turns.HasChanged(scope) // tasks that have begun to wait in this group
 	err := s.Ties.waiting(q, scope, func(n int, at *located) bool {
 		if n > 0 {
 			others = true
@@ -168,7 +168,7 @@ func (s *State) giveTurn(q *Queue, scope uint64) error {
 	case others:
 		s.Ties.wake(q, scope, keys.ID{}, keys.WakeUp)
 	default:
-		s.Ties.turns.drop(&s.round, scope)
+		s.Ties.turns.Drop(scope)
 	}
 	return nil
 }
@@ -188,7 +188,7 @@ func (s *State) tellChildren(parent keys.ID, state TaskState) {
 		s.Ties.allTold(parent)
 		return
 	}
-	s.Ties.notices.ends.put(&s.round, parent, endedRange(state))
+	s.Ties.notices.ends.Put(parent, endedRange(state))
 	s.Ties.notices.count++
 }
 
@@ -196,7 +196,7 @@ func (s *State) tellChildren(parent keys.ID, state TaskState) {
 // true. It returns the key of the first child that is not told; all: all children are told.
 func (s *State) tellFrom(from []byte, parent keys.ID, state TaskState, enough func() bool) (left []byte, all bool) {
 	upper := keys.GroupEnd(keys.AppendDependent(nil, parent, keys.ID{})[:1+keys.IDLen])
-	it, err := s.Ties.children.open(&s.round)
+	it, err := s.Ties.children.Open()
 	if err != nil {
 		s.Broken = err
 		return nil, true
@@ -211,7 +211,7 @@ func (s *State) tellFrom(from []byte, parent keys.ID, state TaskState, enough fu
 			s.Broken = store.Error(err)
 			return nil, true
 		}
-		s.noteRead(len(v))
+		s.NoteRead(len(v))
 		_, child, err := keys.ParseDependent(it.Key())
 		if err == nil && len(v) != 1 {
 			err = fmt.Errorf("dependent %x has value %x", it.Key(), v)
@@ -221,7 +221,7 @@ func (s *State) tellFrom(from []byte, parent keys.ID, state TaskState, enough fu
 			return nil, true
 		}
 		if outcome := policy(v[0]).outcomeOf(state); outcome != waiting {
-			s.Group.delete(it.Key())
+			s.Group.Delete(it.Key())
 			s.tellChild(parent, child, outcome)
 		}
 	}
@@ -233,10 +233,10 @@ func (s *State) tellFrom(from []byte, parent keys.ID, state TaskState, enough fu
 
 // tellMore tells the children that earlier groups have left.
 func (s *State) tellMore() {
-	defer s.Ties.children.close(&s.round)
+	defer s.Ties.children.Close()
 	t := &s.Ties.notices
 	for s.Broken == nil && t.count > 0 && (t.parent != keys.ID{} || s.Ties.nextToTell()) {
-		end, ok := t.ends.get(&s.round, t.parent)
+		end, ok := t.ends.Get(t.parent)
 		if !ok {
 			s.Broken = fmt.Errorf("%w: task %s has children to be told and has not ended", base.ErrCorrupt, keys.FormatID(t.parent))
 			return
@@ -247,7 +247,7 @@ func (s *State) tellMore() {
 			return
 		}
 		s.Ties.allTold(t.parent)
-		t.ends.drop(&s.round, t.parent)
+		t.ends.Drop(t.parent)
 		t.count--
 		s.Group.change(t.parent)
 		t.next, t.parent = keys.AppendByID(nil, keys.Telling, t.parent), keys.ID{}
@@ -260,7 +260,7 @@ func (s *State) repin(at *located) {
 	if at.place.At == keys.Forever { // kept for ever, or pinned
 		return
 	}
-	s.Ties.pins.counts.put(&s.round, at.id, keys.PinnedValue{Until: at.place.At}) // pinFor counts the child
+	s.Ties.pins.counts.Put(at.id, keys.PinnedValue{Until: at.place.At}) // pinFor counts the child
 	s.Times.unkeep(at)
 	s.Times.keep(at.lane.queue, keys.Done, at.id, keys.Forever, at.ended, &at.rec)
 }
@@ -272,13 +272,13 @@ func (s *State) unpinned(parent keys.ID, until uint64) bool {
 	if s.Leases.isMoving(parent) {
 		return false
 	}
-	v, ok := s.Ties.pins.counts.get(&s.round, parent)
+	v, ok := s.Ties.pins.counts.Get(parent)
 	if !ok {
 		return true
 	}
 	v.Until = max(v.Until, until)
 	if v.Count--; v.Count > 0 {
-		s.Ties.pins.counts.put(&s.round, parent, v)
+		s.Ties.pins.counts.Put(parent, v)
 		return true
 	}
 	at, err := s.locate(parent)
@@ -289,7 +289,7 @@ func (s *State) unpinned(parent keys.ID, until uint64) bool {
 		s.Broken = err
 		return true
 	}
-	s.Ties.pins.counts.drop(&s.round, parent)
+	s.Ties.pins.counts.Drop(parent)
 	s.Times.unkeep(at)
 	s.Times.keep(at.lane.queue, keys.Done, parent, max(v.Until, s.retainedUntil(1)), at.ended, &at.rec)
 	return true
@@ -314,26 +314,26 @@ func (s *State) proceed(l *Lane, id keys.ID, head *record.Head, rec []byte) {
 // takeTurn gives a task the turn of its group if the turn is free. A task keeps the turn until the
 // task ends, also while the task waits for another attempt.
 func (ti *ties) takeTurn(scope uint64, id keys.ID) bool {
-	v, ok := ti.turns.get(ti.round, scope)
+	v, ok := ti.turns.Get(scope)
 	switch {
 	case !ok:
-		ti.turns.put(ti.round, scope, keys.GroupValue{Holder: id})
+		ti.turns.Put(scope, keys.GroupValue{Holder: id})
 		return true
 	case v.Holder == keys.ID(id):
 		return true
 	case !v.Waiting || v.Holder == keys.ID{}: // giveTurn checks for the change
 		if !v.Waiting {
-			ti.cursors.begin(scope)
+			ti.blocked.Begin(scope)
 		}
 		v.Waiting = true
-		ti.turns.put(ti.round, scope, v)
+		ti.turns.Put(scope, v)
 	}
 	return false
 }
 
 // parkTurn makes a task with the turn of its group wait until the task's orphan has returned.
 func (ti *ties) parkTurn(l *Lane, id keys.ID, rec *record.Record) {
-	ti.turns.put(ti.round, rec.Group, keys.GroupValue{Holder: id, Waiting: true})
+	ti.turns.Put(rec.Group, keys.GroupValue{Holder: id, Waiting: true})
 	ti.block(l, rec.Group, id, rec.Encode())
 	ti.wake(l.queue, rec.Group, keys.ID{}, keys.WakeUp)
 }
@@ -347,7 +347,7 @@ func (ti *ties) unparkTurn(q *Queue, scope uint64, id keys.ID) error {
 	if at == nil || err != nil {
 		return err
 	}
-	ti.cursors.forget(scope)
+	ti.blocked.Forget(scope)
 	ti.names.unblock(at)
 	ti.names.place(at.lane, keys.SinceOf(id), id, at.rec.Encode())
 	return nil

@@ -286,7 +286,7 @@ func (tm *times) ticked(name string, tick uint64) {
 }
 
 func (tm *times) storeRecurring(r *recurring) {
-	tm.Group.set(keys.AppendSchedule(nil, r.Name), r.value.Append(nil))
+	tm.Group.Set(keys.AppendSchedule(nil, r.Name), r.value.Append(nil))
 }
 
 // loadRecurring reads the schedules. If this process cannot compute the ticks of a schedule, the
@@ -442,7 +442,7 @@ func (tm *times) DeleteSchedule(name string) error {
 		return fmt.Errorf("%w: schedule %q", base.ErrNotFound, name)
 	}
 	tm.recurring.remove(name)
-	tm.Group.delete(keys.AppendSchedule(nil, name))
+	tm.Group.Delete(keys.AppendSchedule(nil, name))
 	return nil
 }
 

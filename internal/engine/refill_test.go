@@ -188,11 +188,11 @@ func TestRefillIsBounded(t *testing.T) {
 	for _, queue := range []string{"large", "small", "large", "small"} {
 		for range 20 {
 			for r.Names.ready.WantsRefill() {
-				before := r.reading
+				before := r.Reads
 				r.begin(r.drivenShard)
 				refills++
-				require.LessOrEqual(t, r.reading.bytes-before.bytes, refillBytes+2*payload)
-				require.LessOrEqual(t, r.reading.entries-before.entries, 2*refillTasks)
+				require.LessOrEqual(t, r.ReadBytes-before.ReadBytes, refillBytes+2*payload)
+				require.LessOrEqual(t, r.ReadEntries-before.ReadEntries, 2*refillTasks)
 				r.end()
 			}
 			r.claim(queue, 50)

@@ -35,14 +35,14 @@ func (tm *times) keep(q *Queue, prefix byte, id keys.ID, until uint64, ended key
 	b := tm.bucket(q, bucketKey{prefix, until})
 	tm.scratch = keys.AppendGrouped(tm.scratch[:0], prefix, q.Number, b.until, id)
 	tm.Group.change(id)
-	tm.Group.set(tm.scratch, append(ended.Append(nil), rec.Encode()...))
+	tm.Group.Set(tm.scratch, append(ended.Append(nil), rec.Encode()...))
 	tm.resize(b, 1)
 }
 
 // unkeep removes a kept task from its bucket.
 func (tm *times) unkeep(at *located) {
 	tm.Group.change(at.id)
-	tm.Group.delete(at.place.AppendKey(nil, at.id))
+	tm.Group.Delete(at.place.AppendKey(nil, at.id))
 	tm.resize(tm.bucket(at.lane.queue, bucketKey{at.place.Range, at.place.At}), -1)
 }
 
@@ -77,10 +77,10 @@ func (b *bucket) seal(g *commitGroup) {
 	key := keys.AppendBucket(nil, b.prefix, b.queue.Number, b.until)
 	if b.size == 0 {
 		delete(b.queue.buckets, b.bucketKey)
-		g.delete(key)
+		g.Delete(key)
 		return
 	}
-	g.set(key, keys.AppendNumber(nil, b.size))
+	g.Set(key, keys.AppendNumber(nil, b.size))
 }
 
 // expireEnded deletes the buckets that are due.
@@ -89,7 +89,8 @@ func (tm *times) expireEnded() {
 	for tm.past(tm.expiries.Next()) && !tm.Spent() {
 		b := tm.expiries.Pop()
 		all := keys.AppendGroup(nil, b.prefix, b.queue.Number, b.until)
-		tm.Group.deleteRange(all, keys.GroupEnd(all))
+		tm.Group.Ranged = true
+		tm.Group.DeleteRange(all, keys.GroupEnd(all))
 		tm.resize(b, -int(b.size))
 	}
 }

@@ -1,12 +1,8 @@
 package engine
 
 import (
-	"bytes"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2"
-
-	"codeq/internal/keys"
 	"codeq/internal/store"
 )
 
@@ -14,15 +10,14 @@ import (
 // budget. It also collects the results: the Group to write, and the Effects to tell. All parts of
 // the rules stand on it.
 type round struct {
+	store.Reads
 	config Config
-	Store  *store.Store
 	Instant
 	Format int
 	Room   Room
 	Tight  bool
 	Wanted KindSet
 	Judged uint64 // earliest time at which the operation under decision may have arrived, as Now
-	Broken error
 
 	mint    minter
 	periods periodClock
@@ -33,8 +28,6 @@ type round struct {
 
 	budget       budget // of the work under way
 	upkeepBudget budget // of KeepUp, and of the shares that follow it
-	reading      reading
-	walked       uint64 // keys that walk has stepped over, including deleted ones
 
 	scratch, value []byte // for a key and a value before they are copied into the group
 }
@@ -49,9 +42,6 @@ type Instant struct {
 	Uptime uint64 // monotonic
 	Reap   uint64 // leases with a deadline up to it may be taken back, as Now
 }
-
-// reading counts the entries of the store that have been read, and the bytes of their values.
-type reading struct{ entries, bytes int }
 
 // Start holds the inputs of a group that the owner gives.
 type Start struct {
@@ -161,13 +151,7 @@ func (r *round) HasBudget(n int) bool {
 // Work returns how many entries, and how many bytes of them, the owner has read and added to the
 // group so far.
 func (r *round) Work() (records, bytes int) {
-	return r.reading.entries + r.Group.Entries(), r.reading.bytes + r.Group.Size()
-}
-
-// noteRead counts an entry that the owner has read from its store.
-func (r *round) noteRead(bytes int) {
-	r.reading.entries++
-	r.reading.bytes += bytes
+	return r.ReadEntries + r.Group.Entries(), r.ReadBytes + r.Group.Size()
 }
 
 // Room is the level of free space on the disk. Work that goes on at a level goes on at all levels
@@ -190,56 +174,3 @@ func (r Room) String() string {
 
 // HasRoom reports whether there is room for the work that goes on down to a level.
 func (r *round) HasRoom(level Room) bool { return r.Room <= level }
-
-// rangeReader reads a range as it was before the group, with one iterator for the whole group.
-type rangeReader struct {
-	prefix byte
-	it     *pebble.Iterator // nil until needed
-}
-
-func (r *rangeReader) open(in *round) (it *pebble.Iterator, err error) {
-	if r.it == nil {
-		lower, upper := keys.Range(r.prefix)
-		r.it, err = in.Store.DB().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
-	}
-	return r.it, store.Error(err)
-}
-
-// read is State.read of an entry as it was before the group.
-func (r *rangeReader) read(in *round, key []byte) ([]byte, error) {
-	it, err := r.open(in)
-	if err != nil {
-		return nil, err
-	}
-	limit := append(bytes.Clone(key), 0)
-	found := false
-	if it.Valid() && bytes.Compare(it.Key(), key) < 0 { // it is often the next one
-		found = it.NextWithLimit(limit) == pebble.IterValid && bytes.Equal(it.Key(), key)
-	}
-	if !found && it.SeekGEWithLimit(key, limit) != pebble.IterValid {
-		in.noteRead(0)
-		return nil, store.Error(it.Error())
-	}
-	v, err := it.ValueAndErr()
-	in.noteRead(len(v))
-	return bytes.Clone(v), store.Error(err)
-}
-
-// waiter is the blocked task at the reader's position.
-func (r *rangeReader) waiter(in *round) (w waiter, err error) {
-	_, _, id, err := keys.ParseGrouped(r.it.Key())
-	if err != nil {
-		return w, err
-	}
-	v, err := r.it.ValueAndErr()
-	in.noteRead(len(v))
-	return waiter{id, bytes.Clone(v)}, store.Error(err)
-}
-
-func (r *rangeReader) close(in *round) {
-	if r.it != nil {
-		in.walked += uint64(r.it.Stats().ForwardStepCount[pebble.InternalIterCall])
-		_ = r.it.Close() // its error is that of it.Error
-		r.it = nil
-	}
-}

@@ -113,7 +113,7 @@ func (s *State) promoteFrom(from dueCursor, until uint64) (reached dueCursor) {
 	}
 	lower := keys.AppendScheduled(nil, from.at, from.name)
 	_, upper := keys.Range(keys.Scheduled)
-	s.Broken = s.walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+	s.Broken = s.Walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
 		due, id, err := keys.ParseScheduled(it.Key())
 		if err != nil {
 			return false, err
@@ -149,7 +149,7 @@ func (s *State) promoteFrom(from dueCursor, until uint64) (reached dueCursor) {
 
 // promote moves on a scheduled task that is due. key is its place.
 func (s *State) promote(key []byte, due uint64, id keys.ID, l *Lane, head *record.Head, rec []byte) {
-	s.Group.delete(key)
+	s.Group.Delete(key)
 	s.Names.ready.Promoted(len(rec))
 	l.queue.Counts.Scheduled--
 	s.Names.touch(l.queue)

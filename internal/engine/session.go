@@ -139,9 +139,9 @@ func (t *sessionTable) seal(g *commitGroup) {
 	for _, node := range t.changed {
 		key := keys.AppendNamed(nil, keys.Session, node)
 		if v := t.byNode[node]; v != nil {
-			g.set(key, v.Append(nil))
+			g.Set(key, v.Append(nil))
 		} else {
-			g.delete(key)
+			g.Delete(key)
 		}
 	}
 	t.changed = t.changed[:0]

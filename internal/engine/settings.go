@@ -110,7 +110,7 @@ func (ns *names) adopt(queue string, c Configured) {
 	if c.Version <= ns.versionOf(queue) {
 		return
 	}
-	ns.Group.set(settingsKey(queue), c.Value)
+	ns.Group.Set(settingsKey(queue), c.Value)
 	ns.applySettings(ns.QueueNamed(queue), c, true)
 }
 
@@ -136,7 +136,7 @@ func (ns *names) adoptSent(queue string, value []byte) error {
 func (ns *names) removeSettings(queue string, none keys.SettingsValue) {
 	if q := ns.Queues[queue]; q != nil {
 		if q.Version > 0 && q.Version <= none.Version {
-			ns.Group.delete(settingsKey(queue))
+			ns.Group.Delete(settingsKey(queue))
 			q.Removed = none.Version
 			ns.applySettings(q, unconfigured, true)
 		}
@@ -147,7 +147,7 @@ func (ns *names) removeSettings(queue string, none keys.SettingsValue) {
 	}
 	if none.Version > ns.Given {
 		ns.Given = none.Version
-		ns.Group.set(keys.GivenKey(), keys.SettingsValue{Version: ns.Given, JSON: keys.GivenSettings}.Append(nil))
+		ns.Group.Set(keys.GivenKey(), keys.SettingsValue{Version: ns.Given, JSON: keys.GivenSettings}.Append(nil))
 	}
 }
 
@@ -281,7 +281,7 @@ func (ns *names) noteGrant(q *Queue) {
 func (ns *names) storeGrant(q *Queue, at uint64) {
 	ns.periods.made = true
 	q.granted = at
-	ns.Group.set(grantedKey(q.Name), keys.AppendNumber(ns.value[:0], at))
+	ns.Group.Set(grantedKey(q.Name), keys.AppendNumber(ns.value[:0], at))
 }
 
 // SinceGrant returns how long ago the last lease of a queue was that is stored, ms; Never: there
@@ -301,7 +301,7 @@ func (ns *names) followRate(q *Queue, before *Settings) {
 		ns.storeGrant(q, noGrant)
 	default:
 		q.granted = noGrant
-		ns.Group.delete(grantedKey(q.Name))
+		ns.Group.Delete(grantedKey(q.Name))
 	}
 }
 

@@ -26,7 +26,7 @@ type State struct {
 	Ties     ties
 	Suspects suspects
 
-	dead    rangeReader
+	dead    store.RangeReader
 	endings endings
 
 	steps []upkeepDone
@@ -80,14 +80,14 @@ type Reconfigured struct {
 // other.
 func (s *State) Init(c Config, st *store.Store) {
 	*s = State{
-		round:    round{config: c, Store: st, Group: commitGroup{Batch: st.DB().NewBatch()}},
-		Names:    names{round: &s.round, Queues: make(map[string]*Queue), catalogue: newCatalogue(c.SweepLanes), totals: totals{reader: rangeReader{prefix: keys.Daily}}},
+		round:    round{config: c, Reads: store.Reads{Store: st}, Group: commitGroup{Writes: store.NewWrites(st)}},
+		Names:    names{round: &s.round, Queues: make(map[string]*Queue), catalogue: newCatalogue(c.SweepLanes), totals: totals{reader: s.Range(keys.Daily)}},
 		Mail:     mail{round: &s.round},
 		Leases:   leases{round: &s.round, names: &s.Names},
 		Times:    times{round: &s.round, names: &s.Names, nextDue: nothingDue, nextWait: nothingDue},
 		Ties:     newTies(&s.round, &s.Names, &s.Mail, &s.Leases),
 		Suspects: suspects{round: &s.round, names: &s.Names, leases: &s.Leases, ties: &s.Ties},
-		dead:     rangeReader{prefix: keys.Dead},
+		dead:     s.Range(keys.Dead),
 	}
 }
 
@@ -115,7 +115,7 @@ func (r *round) free(q *Queue) {
 func (s *State) Seal() {
 	s.closeReaders()
 	for _, m := range s.Ties.caches() {
-		m.seal(&s.Group)
+		m.Seal(&s.Group.Writes)
 	}
 	s.Mail.sessions.seal(&s.Group)
 	s.Mail.out.seal(&s.Group)
@@ -126,15 +126,15 @@ func (s *State) Seal() {
 	s.Leases.storeLeaseClock() // the group may have granted the first leases
 	s.Names.noteTouched()
 	s.Times.dropEmpty()
-	s.Group.seal(s.mint.clock, s.Store.DB())
+	s.Group.seal(s.mint.clock)
 }
 
 // Tidy limits the memory once the group has persisted.
 func (s *State) Tidy() {
 	for _, m := range s.Ties.caches() {
-		m.trim()
+		m.Trim()
 	}
-	s.Ties.cursors.next()
+	s.Ties.blocked.Next()
 	s.forgetIdle()
 }
 
@@ -142,7 +142,7 @@ func (s *State) Tidy() {
 func (s *State) Close() {
 	s.closeReaders()
 	for _, m := range s.Ties.caches() {
-		m.close()
+		m.Close()
 	}
 }
 
@@ -207,8 +207,8 @@ func (s *State) Refill() bool {
 	if err != nil {
 		s.Broken = err
 	}
-	s.reading.entries += done.Entries
-	s.reading.bytes += done.Bytes
+	s.ReadEntries += done.Entries
+	s.ReadBytes += done.Bytes
 	for _, of := range done.Shown {
 		if q := s.Names.queueOf(of); q != nil {
 			s.show(q)
@@ -273,10 +273,10 @@ func (s *State) forgetIdle() {
 // closeReaders closes the readers of ranges as they were before the group. Write-back caches close
 // theirs when they are sealed.
 func (s *State) closeReaders() {
-	s.Ties.blocked.close(&s.round)
-	s.Ties.children.close(&s.round)
-	s.dead.close(&s.round)
-	s.Names.totals.reader.close(&s.round)
+	s.Ties.blocked.Close()
+	s.Ties.children.Close()
+	s.dead.Close()
+	s.Names.totals.reader.Close()
 	s.Names.totals.written = false
 }
 

@@ -319,9 +319,9 @@ func (su *suspects) findSuspectsOf(q *Queue) error {
 		return store.Error(err)
 	}
 	defer func() { _ = it.Close() }() // its error is that of it.Error
-	su.noteRead(0)
+	su.NoteRead(0)
 	for valid := it.First(); valid; {
-		su.noteRead(0)
+		su.NoteRead(0)
 		_, scope, _, err := keys.ParseGrouped(it.Key())
 		if err != nil {
 			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)

@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"bytes"
 	"fmt"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -16,8 +15,8 @@ import (
 // Telling has how the task ended, and every operation on the task waits: a dead letter that is
 // redriven may end in another way.
 type childNotices struct {
-	ends  endCache // by ID of the parent
-	count int      // entries in the range, as the group changes it
+	ends  idCache[byte] // by parent, the range (Dead, Done or Canceled) of its end
+	count int           // entries in the range, as the group changes it
 
 	parent keys.ID // the last group told some of its children, but not all; zero: none
 	from   []byte  // key of its next child
@@ -27,19 +26,6 @@ type childNotices struct {
 // TellAtOnce is how many children are told in the commit of the end, at most: large ones are left
 // to later groups.
 const TellAtOnce = 16
-
-// endCache holds the range (Dead, Done or Canceled) of tasks that have ended.
-type endCache = writeBackCache[keys.ID, byte]
-
-func newChildNotices() childNotices {
-	return childNotices{ends: endCache{
-		prefix: keys.Telling,
-		key:    func(dst []byte, id keys.ID) []byte { return keys.AppendByID(dst, keys.Telling, id) },
-		encode: func(end byte, dst []byte) []byte { return append(dst, end) },
-		order:  func(a, b keys.ID) int { return bytes.Compare(a[:], b[:]) },
-		parse:  func(key, value []byte) (keys.ID, byte, error) { return keys.ParseTelling(key, value) },
-	}}
-}
 
 // load counts the tasks with children that are not told yet.
 func (t *childNotices) load(r pebble.Reader) error {
@@ -55,7 +41,7 @@ func (ti *ties) isTelling(id keys.ID) bool {
 	if ti.notices.count == 0 {
 		return false
 	}
-	_, ok := ti.notices.ends.get(ti.round, id)
+	_, ok := ti.notices.ends.Get(id)
 	return ok
 }
 
@@ -72,12 +58,12 @@ func (ti *ties) nextToTell() bool {
 		starts = starts[1:]
 	}
 	for _, from := range starts {
-		err := ti.walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+		err := ti.Walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
 			parent, _, err := keys.ParseTelling(it.Key(), it.Value())
 			if err != nil {
 				return false, err
 			}
-			if _, ok := t.ends.get(ti.round, parent); !ok { // this group has told all of its children
+			if _, ok := t.ends.Get(parent); !ok { // this group has told all of its children
 				return true, nil
 			}
 			t.parent, t.from = parent, keys.AppendDependent(nil, parent, keys.ID{})
@@ -90,7 +76,7 @@ func (ti *ties) nextToTell() bool {
 			return ti.Broken == nil
 		}
 	}
-	if len(t.ends.changed) == 0 {
+	if !t.ends.HasChanges() {
 		ti.Broken = fmt.Errorf("%w: %d ends are to be told to children, and none is stored", base.ErrCorrupt, t.count)
 	}
 	return false

@@ -1,6 +1,8 @@
 package engine
 
 import (
+	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -20,27 +22,88 @@ type ties struct {
 	mail   *mail
 	leases *leases
 
-	uniques   uniqueCache
-	nextFreed dueCursor // the first idempotency key to become free
-	turns     turnCache
+	uniques   uniqueCache // by hash of the key
+	nextFreed dueCursor   // the first idempotency key to become free
+	turns     turnCache   // by scope
 	limits    limitTable
-	pending   pendingCache // numbers of parents
+	pending   idCache[uint64] // numbers of parents
 	notices   childNotices
 	pins      pins
 
 	wakeups  wakeupList // of blocked tasks that may go on
-	cursors  scanCursors
-	blocked  rangeReader
-	children rangeReader // tasks that wait for parents
+	blocked  store.Waiting
+	children store.RangeReader // tasks that wait for parents
 }
+
+// The caches of ranges.
+type (
+	uniqueCache    = store.WriteBackCache[[keys.UniqueLen]byte, keys.UniqueValue]
+	turnCache      = store.WriteBackCache[uint64, keys.GroupValue]
+	idCache[V any] = store.WriteBackCache[keys.ID, V]
+)
 
 func newTies(r *round, ns *names, ml *mail, le *leases) ties {
 	return ties{
-		round: r, names: ns, mail: ml, leases: le,
-		uniques: newUniqueCache(), nextFreed: nothingDue, turns: newTurnCache(), limits: make(limitTable),
-		pending: newPendingCache(), notices: newChildNotices(), pins: newPins(),
-		cursors: scanCursors{group: 1}, blocked: rangeReader{prefix: keys.Blocked}, children: rangeReader{prefix: keys.Dependent},
+		round: r, names: ns, mail: ml, leases: le, nextFreed: nothingDue, limits: make(limitTable),
+		uniques: store.NewWriteBackCache(&r.Reads, r.config.Seed, store.Form[[keys.UniqueLen]byte, keys.UniqueValue]{
+			Prefix: keys.Unique, Key: keys.AppendHashed, ParseKey: keys.ParseHashed, Order: compareIDs,
+			Append: keys.UniqueValue.Append, Parse: keys.ParseUnique,
+		}),
+		turns: store.NewWriteBackCache(&r.Reads, r.config.Seed, store.Form[uint64, keys.GroupValue]{
+			Prefix: keys.Group, Key: keys.AppendScope, ParseKey: keys.ParseScope, Order: cmp.Compare[uint64],
+			Append: keys.GroupValue.Append, Parse: keys.ParseGroup,
+		}),
+		pending: newIDCache(r, keys.Pending, func(n uint64, dst []byte) []byte { return keys.AppendNumber(dst, n) }, keys.ParseNumber),
+		notices: childNotices{ends: newIDCache(r, keys.Telling, func(end byte, dst []byte) []byte { return append(dst, end) }, keys.ParseEnd)},
+		pins:    pins{counts: newIDCache(r, keys.Pinned, keys.PinnedValue.Append, keys.ParsePinned)},
+		blocked: store.NewWaiting(&r.Reads), children: r.Range(keys.Dependent),
 	}
+}
+
+// newIDCache returns the cache of a range by ID.
+func newIDCache[V any](r *round, prefix byte, form func(V, []byte) []byte, parse func([]byte) (V, error)) idCache[V] {
+	return store.NewWriteBackCache(&r.Reads, r.config.Seed, store.Form[keys.ID, V]{
+		Prefix: prefix, Key: func(dst []byte, id keys.ID) []byte { return keys.AppendByID(dst, prefix, id) },
+		ParseKey: keys.ParseByID, Order: compareIDs, Append: form, Parse: parse,
+	})
+}
+
+func compareIDs(a, b [keys.IDLen]byte) int { return bytes.Compare(a[:], b[:]) }
+
+// rangeCache is a cache of any entries.
+type rangeCache interface {
+	Load(r pebble.Reader) error
+	ListIsDue() bool
+	List(spent func() bool) error
+	Close()
+	Seal(w *store.Writes)
+	Trim()
+	HasChanges() bool
+	Forget()
+	Check(disk pebble.Reader, what string) []error
+}
+
+// caches returns all caches, in the order of their writes in a group.
+func (ti *ties) caches() [5]rangeCache {
+	return [...]rangeCache{&ti.uniques, &ti.turns, &ti.pending, &ti.notices.ends, &ti.pins.counts}
+}
+
+// listKeys lists more keys of all caches.
+func (ti *ties) listKeys() {
+	for _, m := range ti.caches() {
+		if m.ListIsDue() && ti.Broken == nil {
+			ti.Broken = m.List(ti.Spent)
+		}
+	}
+}
+
+func (ti *ties) listKeysIsDue() bool {
+	for _, m := range ti.caches() {
+		if m.ListIsDue() {
+			return true
+		}
+	}
+	return false
 }
 
 // holder returns the task that has an idempotency key.
@@ -48,14 +111,14 @@ func (ti *ties) holder(hash [keys.UniqueLen]byte) (id keys.ID, taken bool) {
 	if hash == [keys.UniqueLen]byte{} {
 		return keys.ID{}, false
 	}
-	v, ok := ti.uniques.get(ti.round, hash)
+	v, ok := ti.uniques.Get(hash)
 	return v.ID, ok
 }
 
 // isHolderMoving is isMoving for the task that has an idempotency key; the group may have produced
 // it.
 func (ti *ties) isHolderMoving(hash [keys.UniqueLen]byte, id keys.ID) bool {
-	return ti.leases.isMoving(id) || ti.uniques.hasChanged(hash) && ti.Group.find(id) == nil
+	return ti.leases.isMoving(id) || ti.uniques.HasChanged(hash) && ti.Group.find(id) == nil
 }
 
 // takeKey gives a free key to a task, for its time from now on.
@@ -69,17 +132,17 @@ func (ti *ties) takeKeyFrom(id keys.ID, t *record.Ties, from uint64) {
 		ti.periods.made = true
 		v.Until = keys.KeyUntil(id, from, t.UniqueFor)
 		ti.scratch = keys.AppendFreed(ti.scratch[:0], v.Until, t.Unique)
-		ti.Group.set(ti.scratch, nil)
+		ti.Group.Set(ti.scratch, nil)
 		ti.nextFreed.lower(v.Until, t.Unique)
 	}
-	ti.uniques.put(ti.round, t.Unique, v)
+	ti.uniques.Put(t.Unique, v)
 }
 
 // freeKey takes a key from its holder.
 func (ti *ties) freeKey(hash [keys.UniqueLen]byte, v keys.UniqueValue) {
-	ti.uniques.drop(ti.round, hash)
+	ti.uniques.Drop(hash)
 	if v.Until != 0 {
-		ti.Group.delete(keys.AppendFreed(nil, v.Until, hash))
+		ti.Group.Delete(keys.AppendFreed(nil, v.Until, hash))
 	}
 }
 
@@ -91,10 +154,10 @@ func (ti *ties) endKey(id keys.ID, t *record.Ties, release uint8) {
 		return
 	}
 	if t.Flags&record.HoldsKey != 0 && t.UniqueFor == 0 {
-		ti.uniques.dropBlind(t.Unique)
+		ti.uniques.DropBlind(t.Unique)
 		return
 	}
-	v, ok := ti.uniques.get(ti.round, t.Unique)
+	v, ok := ti.uniques.Get(t.Unique)
 	if !ok || v.ID != keys.ID(id) { // released, and perhaps taken by another task
 		return
 	}
@@ -110,7 +173,7 @@ func (ti *ties) freeKeys() {
 	lower := keys.AppendFreed(nil, ti.nextFreed.at, ti.nextFreed.name)
 	_, upper := keys.Range(keys.Freed)
 	ti.nextFreed = nothingDue
-	ti.Broken = ti.walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+	ti.Broken = ti.Walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
 		at, hash, err := keys.ParseFreed(it.Key())
 		if err != nil {
 			return false, err
@@ -119,8 +182,8 @@ func (ti *ties) freeKeys() {
 			ti.nextFreed.lower(at, hash)
 			return false, nil
 		}
-		ti.Group.delete(it.Key())
-		v, ok := ti.uniques.get(ti.round, hash)
+		ti.Group.Delete(it.Key())
+		v, ok := ti.uniques.Get(hash)
 		if !ok || v.Until != at {
 			return false, fmt.Errorf("idempotency key %x should be free at %d, and has value %+v", hash, at, v)
 		}
@@ -129,7 +192,7 @@ func (ti *ties) freeKeys() {
 			// endKey compares with the clock of periods, which never goes back
 		} else if lives {
 			v.Until = 0
-			ti.uniques.put(ti.round, hash, v)
+			ti.uniques.Put(hash, v)
 			ti.periods.made = true
 			l, err := ti.names.laneNumbered(keys.LaneOf(v.ID))
 			if err != nil {
@@ -137,7 +200,7 @@ func (ti *ties) freeKeys() {
 			}
 			ti.names.touch(l.queue)
 		} else {
-			ti.uniques.drop(ti.round, hash)
+			ti.uniques.Drop(hash)
 		}
 		return true, nil
 	})

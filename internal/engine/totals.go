@@ -31,7 +31,7 @@ type totals struct {
 	today   uint32                 // by the minter's time, which does not go back
 	rows    bool                   // the store may have rows
 	written bool                   // the group adds rows: reader does not see them
-	reader  rangeReader            // of rows
+	reader  store.RangeReader      // of rows
 	leaving []*Queue               // to be filed
 	absent  map[string]keys.Totals // some of the queues that are not in memory, by name
 	swept   uint32                 // the day of the last sweep
@@ -88,14 +88,14 @@ func (ns *names) readAbsent(queue string) keys.Totals {
 
 // lastRow reads the last row of a queue; zero: it has none.
 func (ns *names) lastRow(queue string) (v keys.TotalsValue) {
-	it, err := ns.totals.reader.open(ns.round)
+	it, err := ns.totals.reader.Open()
 	if err != nil {
 		ns.Broken = err
 		return v
 	}
 	lower, upper := keys.AppendTotals(nil, queue, 0), keys.AppendTotals(nil, queue, 1<<32-1)
 	if it.SeekLTWithLimit(upper, lower) != pebble.IterValid { // not beyond, where many may be deleted
-		ns.noteRead(0)
+		ns.NoteRead(0)
 		if err := it.Error(); err != nil {
 			ns.Broken = store.Error(err)
 		}
@@ -113,7 +113,7 @@ func (ns *names) row(it *pebble.Iterator) (v keys.TotalsValue, err error) {
 	if err != nil {
 		return v, store.Error(err)
 	}
-	ns.noteRead(len(value))
+	ns.NoteRead(len(value))
 	_, day, err := keys.ParseTotalsKey(it.Key())
 	if err == nil {
 		v, err = keys.ParseTotals(value)
@@ -129,7 +129,7 @@ func (ns *names) row(it *pebble.Iterator) (v keys.TotalsValue, err error) {
 
 // file writes the row of a queue's current day.
 func (ns *names) file(q *Queue) {
-	ns.Group.set(keys.AppendTotals(nil, q.Name, q.totals.Day), q.totals.Append(nil))
+	ns.Group.Set(keys.AppendTotals(nil, q.Name, q.totals.Day), q.totals.Append(nil))
 	ns.totals.rows, ns.totals.written, ns.totals.stay = true, true, true
 }
 
@@ -163,7 +163,7 @@ func (ns *names) keepTotals() {
 		if q.resting = false; ns.isUnknown(q) {
 			ns.file(q)
 			q.filed = true
-			ns.Group.delete(keys.AppendNumbered(nil, keys.Counters, q.Number))
+			ns.Group.Delete(keys.AppendNumbered(nil, keys.Counters, q.Number))
 			ns.Group.unclocked = true
 		}
 		ns.Rest(q)
@@ -176,7 +176,7 @@ func (ns *names) keepTotals() {
 // sweepTotals deletes rows that are too old, as far as the budget goes. Once a day it reads all.
 func (ns *names) sweepTotals() error {
 	t := &ns.totals
-	it, err := t.reader.open(ns.round)
+	it, err := t.reader.Open()
 	if err != nil {
 		return err
 	}
@@ -193,9 +193,9 @@ func (ns *names) sweepTotals() error {
 		if err != nil {
 			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 		}
-		ns.noteRead(0)
+		ns.NoteRead(0)
 		if day+TotalsDays <= t.today {
-			ns.Group.delete(it.Key())
+			ns.Group.Delete(it.Key())
 		} else {
 			t.stay = true
 		}
@@ -204,7 +204,7 @@ func (ns *names) sweepTotals() error {
 		return store.Error(err)
 	}
 	t.from, t.swept, t.rows, t.absent = nil, t.today, t.stay || t.written, nil
-	ns.Group.set([]byte{keys.Daily}, keys.AppendNumber(nil, uint64(t.today)))
+	ns.Group.Set([]byte{keys.Daily}, keys.AppendNumber(nil, uint64(t.today)))
 	return nil
 }
 
@@ -223,7 +223,7 @@ func (ns *names) loadTotals() error {
 		t.swept = uint32(day)
 	}
 	lower, upper := keys.TotalsRows()
-	return ns.walk(lower, upper, func(*pebble.Iterator, int) (bool, error) {
+	return ns.Walk(lower, upper, func(*pebble.Iterator, int) (bool, error) {
 		t.rows = true
 		return false, nil
 	})
@@ -238,7 +238,7 @@ func (ns *names) DaysOf(queue string, dst []keys.TotalsValue) ([]keys.TotalsValu
 	}
 	first := max(t.today, TotalsDays) - TotalsDays + 1
 	if t.rows {
-		it, err := t.reader.open(ns.round)
+		it, err := t.reader.Open()
 		if err != nil {
 			ns.Broken = err
 			return dst, Decided

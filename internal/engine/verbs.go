@@ -233,7 +233,7 @@ func (s *State) Configure(queue string, value []byte) (late bool, err error) {
 
 // ReleaseKey frees an idempotency key; name is used in the error.
 func (s *State) ReleaseKey(hash [keys.UniqueLen]byte, name string) (Verdict, error) {
-	v, ok := s.Ties.uniques.get(&s.round, hash)
+	v, ok := s.Ties.uniques.Get(hash)
 	if ok && s.Ties.isHolderMoving(hash, v.ID) {
 		return Again, nil
 	}

@@ -6,6 +6,7 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
+	"codeq/internal/store"
 )
 
 // Blocked tasks wait, each in a scope: scope 0 is for tasks that wait for their parents, the scope
@@ -19,10 +20,10 @@ func (ti *ties) block(l *Lane, scope uint64, id keys.ID, rec []byte) {
 	q := l.queue
 	value := ti.withLane(l, rec)
 	if scope != 0 {
-		ti.cursors.add(scope, id, value)
+		ti.blocked.Add(scope, id, value)
 	}
 	ti.scratch = keys.AppendGrouped(ti.scratch[:0], keys.Blocked, q.Number, scope, id)
-	ti.Group.set(ti.scratch, value)
+	ti.Group.Set(ti.scratch, value)
 	ti.setIndex(id, l, keys.Place{Range: keys.Blocked, Group: q.Number, At: scope}, rec)
 	q.Counts.Blocked++
 	ti.names.touch(q)
@@ -69,7 +70,7 @@ func (ti *ties) wakeupKey(m wakeup) []byte {
 func (ti *ties) wake(q *Queue, scope uint64, id keys.ID, how byte) {
 	m := wakeup{q, scope, id}
 	key := ti.wakeupKey(m)
-	ti.Group.set(key, []byte{how})
+	ti.Group.Set(key, []byte{how})
 	q.hasWakeups = true
 	ti.wakeups.note(m, key, how)
 }
@@ -109,16 +110,46 @@ func (ti *ties) blockedIn(q *Queue, scope uint64, id keys.ID) (*located, error) 
 	if base.Invariants && ti.Group.hasChanged(id) {
 		base.Violated("the group has changed task %s, which is read from disk", keys.FormatID(id))
 	}
-	value, err := ti.blocked.read(ti.round, keys.AppendGrouped(nil, keys.Blocked, q.Number, scope, id))
+	value, err := ti.blocked.Lookup(keys.AppendGrouped(nil, keys.Blocked, q.Number, scope, id))
 	if value == nil || err != nil {
 		return nil, err
 	}
-	return ti.names.waiter(q, scope, waiter{id, value})
+	return ti.names.waiter(q, scope, store.Waiter{ID: id, Value: value})
+}
+
+// waiting visits the tasks that wait in a scope, in the order of their IDs, until visit returns
+// false. REQUIRES: as store.Waiting.Visit.
+func (ti *ties) waiting(q *Queue, scope uint64, visit func(n int, at *located) bool) error {
+	return ti.blocked.Visit(q.Number, scope, func(n int, w store.Waiter) (bool, error) {
+		at, err := ti.names.waiter(q, scope, w)
+		return err == nil && visit(n, at), err
+	})
+}
+
+// firstWaiter removes the first task that waits in a scope from memory's list; nil: the list is
+// empty.
+// REQUIRES: the task is moved elsewhere in this group.
+func (ti *ties) firstWaiter(q *Queue, scope uint64) *located {
+	w, ok := ti.blocked.Take(scope)
+	if !ok {
+		return nil
+	}
+	at, err := ti.names.waiter(q, scope, w)
+	if err != nil {
+		ti.Broken = err
+		return nil
+	}
+	return at
+}
+
+func (ns *names) waiter(q *Queue, scope uint64, w store.Waiter) (*located, error) {
+	at := &located{id: w.ID, place: keys.Place{Range: keys.Blocked, Group: q.Number, At: scope}, indexed: true}
+	return at, ns.decode(at, w.Value)
 }
 
 // unblock removes a task from its scope, to move it elsewhere.
 func (ns *names) unblock(at *located) {
-	ns.Group.delete(at.place.AppendKey(nil, at.id))
+	ns.Group.Delete(at.place.AppendKey(nil, at.id))
 	at.lane.queue.Counts.Blocked--
 	ns.touch(at.lane.queue)
 }

@@ -3,7 +3,6 @@ package keys
 import (
 	"bytes"
 	"encoding/binary"
-	"fmt"
 
 	"codeq/internal/wire"
 )
@@ -627,11 +626,16 @@ const MaxPriority = 9
 
 // ParseTelling parses an entry of the range Telling. end is the range of the ended task.
 func ParseTelling(key, value []byte) (parent ID, end byte, err error) {
-	if parent, err = ParseByID(key); err == nil && (len(value) != 1 || !Ended(value[0])) {
-		err = fmt.Errorf("end of task %s is %x", FormatID(parent), value)
+	if parent, err = ParseByID(key); err == nil {
+		end, err = ParseEnd(value)
 	}
-	if err != nil {
-		return ID{}, 0, err
+	return parent, end, err
+}
+
+// ParseEnd parses a value of the range Telling.
+func ParseEnd(value []byte) (end byte, err error) {
+	if len(value) != 1 || !Ended(value[0]) {
+		return 0, malformed("end of a task", value)
 	}
-	return parent, value[0], nil
+	return value[0], nil
 }

@@ -1,4 +1,4 @@
-package engine
+package store
 
 import (
 	"bytes"
@@ -14,11 +14,8 @@ import (
 // of the hot path are in this order already. Operations that move tasks write to several ranges in
 // turn: their batch is sorted.
 
-// A batch is sorted if it has at least sortFrom entries and at most sortBytes bytes.
-const (
-	sortFrom  = 16
-	sortBytes = 2 * GroupBytes
-)
+// sortBytes limits the batches that are sorted.
+const sortBytes = 2 << 20
 
 // batchOrder sorts batches. It keeps its memory for the next batch.
 type batchOrder struct {
