@@ -87,15 +87,8 @@ func convert(st *store.Store, fill func(*pebble.Batch) error) error {
 // secede deletes the entries that only a store in a cluster has.
 func secede(db *pebble.DB, b *pebble.Batch) error {
 	for _, kind := range []byte{keys.Applied, keys.Session, keys.Interest, keys.LeaseTime, keys.Placement} {
-		it, err := db.NewIter(&pebble.IterOptions{LowerBound: []byte{kind}, UpperBound: []byte{kind + 1}})
-		if err != nil {
-			return store.Error(err)
-		}
-		for valid := it.First(); valid; valid = it.Next() {
-			_ = b.Delete(it.Key(), nil) // fails for indexed batches only
-		}
-		if err := it.Close(); err != nil {
-			return store.Error(err)
+		if err := store.Scan(db, kind, func(key, _ []byte) error { return b.Delete(key, nil) }); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -34,9 +34,6 @@ import (
 type Contradiction struct {
 	Shard int // that would be changed
 	Text  string
-	// Lost: messages are missing, and their content is unknown. Entries that follow from records
-	// are derived nevertheless; a task that such a message produced is gone.
-	Lost bool
 }
 
 // Crosscheck finds the contradictions between all shards of a queue. REQUIRES: the stores do not
@@ -91,9 +88,6 @@ func newCrosscheck(shards []pebble.Reader) *crosscheck {
 
 // run compares the shards: only the numbers of messages, unless they differ in more.
 func (c *crosscheck) run(differ bool) error {
-	if len(c.shards) == 1 { // it has one log
-		return nil
-	}
 	steps := []func(shard int) error{c.numbers, c.compareNumbers}
 	if differ {
 		steps = []func(shard int) error{
@@ -125,7 +119,13 @@ func (c *crosscheck) shardOf(id keys.ID) int { return keys.ShardOf(id, len(c.sha
 // numbers reads how far a shard has come with the messages.
 func (c *crosscheck) numbers(i int) error {
 	for kind, numbers := range map[byte][]uint64{keys.Sent: c.sent[i], keys.Inbound: c.taken[i]} {
-		if err := eachNumber(c.shards[i], kind, len(c.shards), func(other int, n uint64) { numbers[other] = n }); err != nil {
+		if err := store.ScanParsed(c.shards[i], kind, keys.ParseNumbered, keys.ParseNumber, func(other uint32, n uint64) error {
+			if int(other) >= len(numbers) {
+				return fmt.Errorf("%w: a message number of shard %d", base.ErrCorrupt, other)
+			}
+			numbers[other] = n
+			return nil
+		}); err != nil {
 			return err
 		}
 	}
@@ -186,7 +186,9 @@ func (c *crosscheck) compareNumbers(i int) error {
 	return nil
 }
 
-// findGaps finds the messages of a shard that are deleted and were not taken.
+// findGaps finds the messages of a shard that are deleted and were not taken. Their content is not
+// known: entries that follow from records are derived nevertheless; a task that such a message
+// produced is gone.
 func (c *crosscheck) findGaps(i int) error {
 	for to := range c.shards {
 		first, taken := c.first[i][to], c.taken[to][i]
@@ -197,7 +199,7 @@ func (c *crosscheck) findGaps(i int) error {
 			continue
 		}
 		c.gaps[[2]int{i, to}] = true
-		c.found = append(c.found, Contradiction{Shard: to, Lost: true, Text: fmt.Sprintf(
+		c.found = append(c.found, Contradiction{Shard: to, Text: fmt.Sprintf(
 			"messages %d to %d of shard %d are missing, which has deleted them: tasks that they produced are gone", taken+1, first-1, i)})
 		if err := c.fix(to, func(f *fix) { f.number(keys.Inbound, i, first-1) }); err != nil {
 			return err
@@ -353,15 +355,7 @@ func (c *crosscheck) countPins(i int) error {
 
 // comparePins compares how many pins the parents of a shard have with how many there are.
 func (c *crosscheck) comparePins(i int) error {
-	return store.Scan(c.shards[i], keys.Pinned, func(key, value []byte) error {
-		id, err := keys.ParseByID(key)
-		var v keys.PinnedValue
-		if err == nil {
-			v, err = keys.ParsePinned(value)
-		}
-		if err != nil {
-			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
-		}
+	return store.ScanParsed(c.shards[i], keys.Pinned, keys.ParseByID, keys.ParsePinned, func(id keys.ID, v keys.PinnedValue) error {
 		n := c.pins[id]
 		delete(c.pins, id)
 		telling, err := has(c.shards[i], keys.AppendByID(nil, keys.Telling, id))
@@ -377,7 +371,7 @@ func (c *crosscheck) comparePins(i int) error {
 		c.report(i, "task %s is kept for %d tasks, and %d need it", keys.FormatID(id), v.Count, n)
 		return c.fix(i, func(f *fix) {
 			v.Count = max(n, 1)
-			f.set(bytes.Clone(key), v.Append(nil))
+			f.set(keys.AppendByID(nil, keys.Pinned, id), v.Append(nil))
 			if n == 0 {
 				c.send(f, i, &keys.Message{Kind: keys.MsgUnpin, Parent: id})
 			}

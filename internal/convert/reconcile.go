@@ -31,18 +31,6 @@ import (
 // REQUIRES: the stores are not in use. Reconcile can be repeated. Its changes are durable when it
 // returns.
 func Reconcile(stores []*store.Store, differ bool, log *slog.Logger) error {
-	missing, corrected, err := reconcile(stores, differ)
-	for _, m := range missing {
-		log.Warn("a shard lacks what others have sent to it", "shard", m.Shard, "what", m.Text)
-	}
-	if corrected > 0 {
-		log.Warn("shards were of different moments; entries about each other were corrected", "entries", corrected)
-	}
-	return err
-}
-
-// reconcile is Reconcile without the log.
-func reconcile(stores []*store.Store, differ bool) (missing []Contradiction, corrected int, err error) {
 	readers := make([]pebble.Reader, len(stores))
 	for i, st := range stores {
 		readers[i] = st.DB()
@@ -53,7 +41,7 @@ func reconcile(stores []*store.Store, differ bool) (missing []Contradiction, cor
 		defer func() { _ = f.b.Close() }() // it does no more than to recycle memory
 		c.fixes = append(c.fixes, f)
 	}
-	err = readAll(stores, func() error { return errors.Join(c.run(differ), c.settings()) })
+	err := readAll(stores, func() error { return errors.Join(c.run(differ), c.settings()) })
 	for i, f := range c.fixes {
 		if err == nil {
 			if err = f.end(); err != nil {
@@ -61,12 +49,13 @@ func reconcile(stores []*store.Store, differ bool) (missing []Contradiction, cor
 			}
 		}
 	}
-	for _, f := range c.found {
-		if f.Lost {
-			missing = append(missing, f)
-		}
+	for _, m := range c.found {
+		log.Warn("a shard lacks what others have sent to it", "shard", m.Shard, "what", m.Text)
 	}
-	return missing, c.corrected, err
+	if c.corrected > 0 {
+		log.Warn("shards were of different moments; entries about each other were corrected", "entries", c.corrected)
+	}
+	return err
 }
 
 // readAll calls a function that reads stores which are not known to be sound.
@@ -167,19 +156,6 @@ func (c *crosscheck) settings() error {
 func removed(versions []map[string]uint64, queue string, latest uint64) bool {
 	return queue != "" && slices.ContainsFunc(versions, func(of map[string]uint64) bool {
 		return of[queue] == 0 && of[""] >= latest
-	})
-}
-
-// eachNumber reads the numbers of the last messages to, or from, each of some shards.
-func eachNumber(r pebble.Reader, kind byte, shards int, visit func(shard int, last uint64)) error {
-	return store.Scan(r, kind, func(key, value []byte) error {
-		shard, err := keys.ParseNumbered(key)
-		last, bad := keys.ParseNumber(value)
-		if err != nil || bad != nil || int(shard) >= shards {
-			return fmt.Errorf("%w: last message number %x has value %x", base.ErrCorrupt, key, value)
-		}
-		visit(int(shard), last)
-		return nil
 	})
 }
 

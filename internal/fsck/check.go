@@ -8,6 +8,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/base"
+	"codeq/internal/convert"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/store"
@@ -30,30 +31,38 @@ import (
 //   - at most one task of a group is ready, leased, or between two attempts: the one that has the
 //     turn; those that wait will be given it;
 //   - every pinned task is done and lies where it does not expire, and every pin belongs to an
-//     unended task, or one whose end is in a message; in a queue of one shard they agree;
-//   - every task that waits for parents has parents that know of it, here or in a message, and
-//     every parent says so in its record;
+//     unended task, or one whose end is in a message;
+//   - every task that waits for parents counts them, and every parent says so in its record;
 //   - a task whose children are being told of its end has ended;
 //   - settings can be read, and the shard has those that it sends, or newer ones;
 //   - no message has a number beyond that of the last one;
-//   - every schedule can be read, and lies in the shard of its name.
+//   - every schedule can be read, and lies in the shard of its name;
+//   - the only shard of a queue agrees with itself (convert.Crosscheck).
 //
 // It takes about 300 bytes of memory for each task. r must not change meanwhile.
 func Check(r pebble.Reader, rules *Rules, index, shards int) error {
-	return errors.Join(inspect(r, rules, index, shards).errs...)
+	c := inspect(r, rules, index, shards)
+	if shards == 1 && len(c.errs) == 0 {
+		found, err := convert.Crosscheck([]pebble.Reader{r})
+		for _, f := range found {
+			c.report("%s", f.Text)
+		}
+		c.errs = append(c.errs, err)
+	}
+	return errors.Join(c.errs...)
 }
 
-// inspect is Check, and returns all findings.
+// inspect is Check of a shard by itself, and returns all findings.
 func inspect(r pebble.Reader, rules *Rules, index, shards int) *checker {
 	c := &checker{
 		r: r, view: store.NewSnapshot(r), rules: rules, index: index, shards: shards,
 		seen: make(map[taskID]*checkedTask), indexed: make(map[taskID]bool), counts: make(map[uint32]keys.Counts),
 		buckets: make(map[keys.Place]uint64), turns: make(map[uint64]keys.GroupValue),
-		wakes: make(map[wakeKey]bool), pending: make(map[taskID]uint64), versions: make(map[string]uint64), unknown: make(map[string]uint64),
+		wakes: make(map[wakeKey]bool), pending: make(map[taskID]bool), versions: make(map[string]uint64), unknown: make(map[string]uint64),
 		sent: make(map[uint32]uint64), lastLanes: make(map[laneKey]lastLane),
-		totals: make(map[string]keys.TotalsValue), counted: make(map[string]bool), pins: make(map[taskID]uint64), leaving: make(map[taskID]bool), told: make(map[taskID]byte),
+		totals: make(map[string]keys.TotalsValue), counted: make(map[string]bool), leaving: make(map[taskID]bool), told: make(map[taskID]byte),
 	}
-	steps := []error{c.view.LoadLeases(), store.Scan(r, keys.Lane, c.lane)}
+	steps := []error{c.view.LoadLeases(), each(c, keys.Lane, keys.ParseNumbered, keys.ParseLaneValue, c.lane)}
 	for _, prefix := range recordRanges {
 		steps = append(steps, store.Scan(r, prefix, c.record))
 	}
@@ -61,23 +70,23 @@ func inspect(r pebble.Reader, rules *Rules, index, shards int) *checker {
 		c.tasks.Add(n)
 	}
 	steps = append(steps,
-		store.Scan(r, keys.Index, c.entry),
+		each(c, keys.Index, keys.ParseByID, keys.ParsePlace, c.entry),
 		store.ScanLeases(r, c.leases),
 		c.lone(keys.LeaseTime), c.lone(keys.PeriodTime), c.lone(keys.ClockSets), c.lone(keys.Granted),
 		store.Scan(r, keys.Daily, c.day),
-		store.Scan(r, keys.Counters, c.counters),
+		each(c, keys.Counters, keys.ParseNumbered, keys.ParseCounters, c.counters),
 		store.Scan(r, keys.Buckets, c.bucket),
 		store.Scan(r, keys.Settings, c.settings),
-		store.Scan(r, keys.Unique, c.unique),
+		each(c, keys.Unique, keys.ParseHashed, keys.ParseUnique, c.unique),
 		store.Scan(r, keys.Freed, c.freed),
 		store.Scan(r, keys.Wake, c.wake),
-		store.Scan(r, keys.Group, c.turn),
-		store.Scan(r, keys.Pending, c.waits),
+		each(c, keys.Group, keys.ParseScope, keys.ParseGroup, c.turn),
+		each(c, keys.Pending, keys.ParseByID, keys.ParseNumber, c.waits),
 		store.Scan(r, keys.Telling, c.telling),
-		store.Scan(r, keys.Pinned, c.pinned),
+		each(c, keys.Pinned, keys.ParseByID, keys.ParsePinned, c.pinned),
 		store.Scan(r, keys.Dependent, c.dependent),
-		store.Scan(r, keys.Sent, c.last),
-		store.Scan(r, keys.Inbound, c.inbound),
+		each(c, keys.Sent, keys.ParseNumbered, keys.ParseNumber, c.last),
+		each(c, keys.Inbound, keys.ParseNumbered, keys.ParseNumber, c.inbound),
 		store.Scan(r, keys.Outbound, c.message),
 		store.Scan(r, keys.Pin, c.pin),
 		store.Scan(r, keys.Schedule, c.schedule),
@@ -108,7 +117,7 @@ type checker struct {
 	buckets       map[keys.Place]uint64       // found; bucket removes those that it has compared
 	turns         map[uint64]keys.GroupValue
 	wakes         map[wakeKey]bool
-	pending       map[taskID]uint64
+	pending       map[taskID]bool   // tasks that count parents
 	told          map[taskID]byte   // by ID of the parent, its last range
 	versions      map[string]uint64 // of the settings
 	unknown       map[string]uint64 // of settings that the shard sends, and does not have
@@ -116,7 +125,6 @@ type checker struct {
 	sent          map[uint32]uint64 // the last message, by receiver
 	taken         uint64            // the last message from itself
 	tasks         keys.Counts       // found, in all queues
-	pins          map[taskID]uint64 // counted pins that are not found yet
 	leaving       map[taskID]bool   // tasks that release their parents
 	errs          []error
 }
@@ -127,8 +135,7 @@ type checkedTask struct {
 	record.Head
 	state state
 	queue uint32
-	known uint64 // parents here that know it
-	keyed bool   // its idempotency key is its own
+	keyed bool // its idempotency key is its own
 }
 
 func (st *checkedTask) ended() bool { return keys.Ended(st.Range) }
@@ -150,27 +157,33 @@ func (c *checker) report(format string, args ...any) {
 	c.errs = append(c.errs, fmt.Errorf("%w: "+format, append([]any{base.ErrCorrupt}, args...)...))
 }
 
+// each visits the parsed entries of a range, and reports those that cannot be parsed.
+func each[K, V any](
+	c *checker, prefix byte, parseKey func([]byte) (K, error), parseValue func([]byte) (V, error), visit func(K, V),
+) error {
+	return store.Scan(c.r, prefix, func(key, value []byte) error {
+		k, err := parseKey(key)
+		v, valueErr := parseValue(value)
+		if err := errors.Join(err, valueErr); err != nil {
+			c.report("key %x: %w", key, err)
+			return nil
+		}
+		visit(k, v)
+		return nil
+	})
+}
+
 // lastLane is the entry of a lane with the largest Seq.
 type lastLane struct {
 	number uint32
 	seq    uint64
 }
 
-func (c *checker) lane(key, value []byte) error {
-	n, err := keys.ParseNumbered(key)
-	if err != nil {
-		c.report("%w", err)
-		return nil
-	}
-	v, err := keys.ParseLaneValue(value)
-	if err != nil {
-		c.report("lane %d: %w", n, err)
-		return nil
-	}
+func (c *checker) lane(n uint32, v keys.LaneValue) {
 	l, err := c.view.Lane(n)
 	if err != nil {
 		c.report("%w", err)
-		return nil
+		return
 	}
 	k := laneKey{l.Queue, l.Tenant, l.Priority}
 	if last, ok := c.lastLanes[k]; ok && last.seq == v.Seq {
@@ -178,7 +191,6 @@ func (c *checker) lane(key, value []byte) error {
 	} else if !ok || last.seq < v.Seq {
 		c.lastLanes[k] = lastLane{n, v.Seq}
 	}
-	return nil
 }
 
 func (c *checker) record(key, value []byte) error {
@@ -248,22 +260,11 @@ func isUTF8(queue, tenant string, rec *record.Record) bool {
 		utf8.ValidString(rec.LimitKey) && utf8.ValidString(rec.UniqueKey)
 }
 
-func (c *checker) entry(key, value []byte) error {
-	id, err := keys.ParseByID(key)
-	if err != nil {
-		c.report("%w", err)
-		return nil
-	}
-	p, err := keys.ParsePlace(value)
-	if err != nil {
-		c.report("index of task %s: %w", taskID(id), err)
-		return nil
-	}
+func (c *checker) entry(id keys.ID, p keys.Place) {
 	c.indexed[id] = true
 	if st := c.seen[id]; st == nil || st.Place != p {
 		c.report("index says that task %s is at %+v; found: %+v", taskID(id), p, st)
 	}
-	return nil
 }
 
 func (c *checker) leases(seq uint64, _ keys.LeaseHeader, entries []keys.LeaseEntry) error {
@@ -315,23 +316,13 @@ func (c *checker) lone(prefix byte) error {
 	})
 }
 
-func (c *checker) counters(key, value []byte) error {
-	n, err := keys.ParseNumbered(key)
-	if err != nil {
-		c.report("%w", err)
-		return nil
-	}
-	v, err := keys.ParseCounters(value)
-	if err != nil {
-		c.report("counters of queue %d: %w", n, err)
-		return nil
-	}
+func (c *checker) counters(n uint32, v keys.CountersValue) {
 	if v.Counts != c.counts[n] {
 		c.report("queue %d is counted as %+v and has %+v", n, v.Counts, c.counts[n])
 	}
 	delete(c.counts, n)
 	if v.Totals.Day == 0 {
-		return nil
+		return
 	}
 	name, err := store.Lookup(c.r, keys.AppendNumbered(nil, keys.Queue, n))
 	if err != nil || name == nil {
@@ -342,7 +333,6 @@ func (c *checker) counters(key, value []byte) error {
 	}
 	c.counted[string(name)] = true
 	c.follows(string(name), v.Totals)
-	return nil
 }
 
 // day checks a row of totals.
@@ -399,17 +389,7 @@ func (c *checker) settings(key, value []byte) error {
 	return nil
 }
 
-func (c *checker) unique(key, value []byte) error {
-	hash, err := keys.ParseHashed(key)
-	if err != nil {
-		c.report("%w", err)
-		return nil
-	}
-	v, err := keys.ParseUnique(value)
-	if err != nil {
-		c.report("%w", err)
-		return nil
-	}
+func (c *checker) unique(hash [keys.UniqueLen]byte, v keys.UniqueValue) {
 	st := c.seen[v.ID]
 	if v.Until != 0 {
 		b, err := store.Lookup(c.r, keys.AppendFreed(nil, v.Until, hash))
@@ -424,7 +404,6 @@ func (c *checker) unique(key, value []byte) error {
 	} else if st != nil {
 		st.keyed = true
 	}
-	return nil
 }
 
 func (c *checker) freed(key, _ []byte) error {
@@ -452,44 +431,22 @@ func (c *checker) wake(key, value []byte) error {
 	return nil
 }
 
-func (c *checker) turn(key, value []byte) error {
-	scope, err := keys.ParseScope(key)
-	if err != nil {
-		c.report("%w", err)
-		return nil
-	}
-	v, err := keys.ParseGroup(value)
-	if err != nil {
-		c.report("%w", err)
-		return nil
-	}
+func (c *checker) turn(scope uint64, v keys.GroupValue) {
 	c.turns[scope] = v
 	if v.Holder == (keys.ID{}) {
-		return nil
+		return
 	}
 	if st := c.seen[v.Holder]; st == nil || st.ended() && !st.HoldsTurn || st.Head.Group != scope {
 		c.report("task %s has the turn of group %x: %+v", taskID(v.Holder), scope, st)
 	}
-	return nil
 }
 
-func (c *checker) waits(key, value []byte) error {
-	id, err := keys.ParseByID(key)
-	if err != nil {
-		c.report("%w", err)
-		return nil
-	}
-	n, err := keys.ParseNumber(value)
-	if err != nil || n == 0 {
-		c.report("task %s waits for %d parents: %w", taskID(id), n, err)
-		return nil
-	}
-	if st := c.seen[id]; st == nil || st.Range != keys.Blocked || st.At != 0 {
+func (c *checker) waits(id keys.ID, n uint64) {
+	if st := c.seen[id]; n == 0 || st == nil || st.Range != keys.Blocked || st.At != 0 {
 		c.report("task %s waits for %d parents and is %+v", taskID(id), n, st)
-		return nil
+		return
 	}
-	c.pending[id] = n
-	return nil
+	c.pending[id] = true
 }
 
 func (c *checker) telling(key, value []byte) error {
@@ -517,27 +474,16 @@ func (c *checker) dependent(key, value []byte) error {
 	} else if st == nil || !st.Parent || st.ended() && (st.state != dead || st.At != keys.Forever) {
 		c.report("task %s waits for %s, which is %+v", taskID(child), taskID(parent), st)
 	}
-	if st := c.seen[child]; st != nil {
-		st.known++
-	}
 	return nil
 }
 
-func (c *checker) pinned(key, value []byte) error {
-	id, err := keys.ParseByID(key)
-	if err != nil {
-		c.report("%w", err)
-		return nil
-	}
-	v, err := keys.ParsePinned(value)
-	if err != nil || v.Count == 0 || v.Until == keys.Forever {
-		c.report("task %s is pinned by %+v: %w", taskID(id), v, err)
+func (c *checker) pinned(id keys.ID, v keys.PinnedValue) {
+	if v.Count == 0 || v.Until == keys.Forever {
+		c.report("task %s is pinned by %+v", taskID(id), v)
 	}
 	if st := c.seen[id]; st == nil || st.state != done || st.At != keys.Forever {
 		c.report("task %s is pinned and is %+v", taskID(id), st)
 	}
-	c.pins[id] += v.Count
-	return nil
 }
 
 func (c *checker) pin(key, value []byte) error {
@@ -549,38 +495,23 @@ func (c *checker) pin(key, value []byte) error {
 	if st := c.seen[child]; (st == nil || !st.Child || st.ended() && st.state != dead) && !c.leaving[child] {
 		c.report("task %s pins %s and is %+v", taskID(child), taskID(parent), st)
 	}
-	c.pins[parent]--
 	return nil
 }
 
-func (c *checker) last(key, value []byte) error {
-	to, err := keys.ParseNumbered(key)
-	if err != nil {
-		c.report("%w", err)
-		return nil
-	}
-	n, err := keys.ParseNumber(value)
-	if err != nil || n == 0 || int(to) >= c.shards {
-		c.report("last message number to shard %d has value %x: %w", to, value, err)
+func (c *checker) last(to uint32, n uint64) {
+	if n == 0 || int(to) >= c.shards {
+		c.report("last message to shard %d has number %d", to, n)
 	}
 	c.sent[to] = n
-	return nil
 }
 
-func (c *checker) inbound(key, value []byte) error {
-	from, err := keys.ParseNumbered(key)
-	if err != nil {
-		c.report("%w", err)
-		return nil
-	}
-	n, err := keys.ParseNumber(value)
-	if err != nil || int(from) >= c.shards {
-		c.report("last message number from shard %d has value %x: %w", from, value, err)
+func (c *checker) inbound(from uint32, n uint64) {
+	if int(from) >= c.shards {
+		c.report("last message from shard %d has number %d", from, n)
 	}
 	if int(from) == c.index {
 		c.taken = n
 	}
-	return nil
 }
 
 func (c *checker) message(key, value []byte) error {
@@ -592,21 +523,8 @@ func (c *checker) message(key, value []byte) error {
 	if err != nil {
 		c.report("%w", err)
 	}
-	if own := int(to) == c.index; !own || seq > c.taken {
-		st := c.seen[m.Child]
-		if st != nil && (m.Kind == keys.MsgDepend || own && m.Kind == keys.MsgEnded) {
-			st.known++
-		}
-		switch m.Kind {
-		case keys.MsgEnded:
-			if own && m.Outcome == keys.ParentPinned {
-				c.pins[m.Parent]--
-			}
-		case keys.MsgUnpin:
-			c.pins[m.Parent]--
-		case keys.MsgLeft:
-			c.leaving[m.Child] = true
-		}
+	if m.Kind == keys.MsgLeft && (int(to) != c.index || seq > c.taken) {
+		c.leaving[m.Child] = true
 	}
 	if m.Kind == keys.MsgSettings {
 		c.sentSettings(m)
@@ -669,26 +587,12 @@ func (c *checker) finish() {
 		case (st.state == ready || st.state == leased) && turn.Holder != keys.ID(id):
 			c.report("task %s is %v, and %s has the turn of its group", id, st.state, taskID(turn.Holder))
 		}
-		if st.Range == keys.Blocked && st.At == 0 {
-			n, wakeup := c.pending[id], c.wakes[wakeKey{st.queue, 0, id}]
-			if n == 0 && !wakeup {
-				c.report("task %s waits for no parent", id)
-			}
-			if c.shards == 1 && !wakeup && n != st.known { // else other shards tell some
-				c.report("task %s waits for %d parents, and %d know it", id, n, st.known)
-			}
+		if st.Range == keys.Blocked && st.At == 0 && !c.pending[id] && !c.wakes[wakeKey{st.queue, 0, id}] {
+			c.report("task %s waits for no parent", id)
 		}
 	}
 	for n, counts := range c.counts {
 		c.report("queue %d has tasks and no counters: %+v", n, counts)
-	}
-	for id, n := range c.pins {
-		if c.told[id] != 0 && n > 0 {
-			n-- // the pin while its children are told
-		}
-		if n != 0 && c.shards == 1 { // else other shards pin them
-			c.report("task %s is pinned by %d tasks more than there are", id, int64(n))
-		}
 	}
 	for p, n := range c.buckets {
 		c.report("bucket %+v has %d tasks and no size", p, n)

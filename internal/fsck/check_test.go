@@ -13,14 +13,14 @@ import (
 	"codeq/internal/record"
 )
 
-// testRules: the first byte of settings is their version. The rules refuse version 0, and a
-// schedule without a value.
+// testRules refuse malformed settings, and a schedule without a value.
 var testRules = &Rules{
 	Settings: func(value []byte) (uint64, error) {
-		if len(value) == 0 || value[0] == 0 {
-			return 0, errors.New("settings refused")
+		v, err := keys.ParseSettings(value)
+		if err != nil {
+			err = errors.New("settings refused")
 		}
-		return uint64(value[0]), nil
+		return v.Version, err
 	},
 	Schedule: func(key, value []byte) (string, error) {
 		if len(value) == 0 {
@@ -41,7 +41,7 @@ func TestCheck(t *testing.T) {
 		string(keys.AppendNumbered(nil, keys.Queue, 3)):    []byte("queue"),
 		string(keys.AppendNumbered(nil, keys.Counters, 3)): counters,
 		string(task): (&record.Record{}).Encode(),
-		string(append([]byte{keys.Settings}, "queue"...)): {1},
+		string(append([]byte{keys.Settings}, "queue"...)): keys.SettingsValue{Version: 1, JSON: []byte("{}")}.Append(nil),
 		string(keys.AppendSchedule(nil, "nightly")):       {1},
 	}
 	check := func(alter func(entries map[string][]byte)) error {

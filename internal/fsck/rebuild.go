@@ -28,25 +28,25 @@ type rebuilder struct {
 	wakes  map[wakeKey]byte
 	sent   map[uint32]uint64 // the last message, by receiver
 	latest map[string]uint64 // versions of the settings, by queue
-	told   map[taskID]bool   // parents that are telling their children of their end
-	asking map[taskID]bool   // tasks that ask their parents again
 	clock  uint64            // the largest number minted, as far as is known
 	damage error             // why something could not be written
+
+	told    map[taskID]bool // parents that are telling their children of their end
+	leaving map[taskID]bool // tasks that release their parents
 }
 
 // rebuiltTask is the part of a task that the entries about it follow from.
 type rebuiltTask struct {
 	checkedTask
 	lane    uint32
-	parents []keys.ID // of a task that waits for them
-	onDead  uint8
+	parents int // different ones, of a task that waits for them
 }
 
 func (b *rebuilder) rebuild(identity string) error {
 	b.set([]byte{keys.Meta}, []byte(identity))
 	for _, step := range []func() error{
 		b.copyRecords, b.rebuildCatalogue, b.copyLeases, b.rebuildCounters, b.copySound, b.rebuildUnique, b.rebuildWakeups,
-		b.rebuildTurns, b.copyMessages, b.rebuildParents, b.rebuildPins, b.writeSent, b.writeWakeups,
+		b.rebuildTurns, b.copyMessages, b.rebuildParents, b.copyPins, b.writeSent, b.writeWakeups,
 	} {
 		if err := errors.Join(step(), b.commit(), b.damage); err != nil {
 			return err
@@ -82,12 +82,8 @@ func (b *rebuilder) commit() error {
 // right, or else the first one.
 func (b *rebuilder) copyRecords() error {
 	indexed := make(map[taskID]keys.Place)
-	if err := b.old.scan(keys.Index, func(key, value []byte) {
-		id, err := keys.ParseByID(key)
-		p, placeErr := keys.ParsePlace(value)
-		if err == nil && placeErr == nil {
-			indexed[id] = p
-		}
+	if err := scanParsed(b.old, keys.Index, keys.ParseByID, keys.ParsePlace, func(id keys.ID, p keys.Place, _, _ []byte) {
+		indexed[id] = p
 	}); err != nil {
 		return err
 	}
@@ -153,13 +149,13 @@ func (b *rebuilder) task(key, value []byte) (t *rebuiltTask, id taskID, ok bool)
 	if err != nil {
 		return nil, id, false
 	}
-	t = &rebuiltTask{checkedTask: checkedTask{Place: p, Head: r.Head, state: stateIn(p.Range)}, lane: lane, onDead: r.OnDead}
+	t = &rebuiltTask{checkedTask: checkedTask{Place: p, Head: r.Head, state: stateIn(p.Range)}, lane: lane}
 	if t.waitsForParents() {
+		parents := make(map[keys.ID]bool)
 		for _, id := range r.Parents {
-			if !slices.Contains(t.parents, id) {
-				t.parents = append(t.parents, id)
-			}
+			parents[id] = true
 		}
+		t.parents = len(parents)
 	}
 	return t, id, true
 }
@@ -178,10 +174,8 @@ func (b *rebuilder) rebuildCatalogue() error {
 	}); err != nil {
 		return err
 	}
-	if err := b.old.scan(keys.Lane, func(key, value []byte) {
-		n, err := keys.ParseNumbered(key)
-		v, valueErr := keys.ParseLaneValue(value)
-		if err == nil && valueErr == nil && v.Queue > 0 && v.Queue <= keys.MaxLane && v.Priority <= keys.MaxPriority && n <= keys.MaxLane {
+	if err := scanParsed(b.old, keys.Lane, keys.ParseNumbered, keys.ParseLaneValue, func(n uint32, v keys.LaneValue, _, _ []byte) {
+		if v.Queue > 0 && v.Queue <= keys.MaxLane && v.Priority <= keys.MaxPriority && n <= keys.MaxLane {
 			b.lanes[n] = v
 			lastQueue = max(lastQueue, v.Queue)
 		}
@@ -257,14 +251,10 @@ func (b *rebuilder) copyLeases() error {
 // rebuildCounters counts the tasks, and copies the totals.
 func (b *rebuilder) rebuildCounters() error {
 	totals := make(map[string]keys.TotalsValue)
-	if err := b.old.scan(keys.Counters, func(key, value []byte) {
-		n, err := keys.ParseNumbered(key)
-		v, valueErr := keys.ParseCounters(value)
-		if valueErr == nil {
-			b.clock = max(b.clock, v.Clock)
-		}
+	if err := scanParsed(b.old, keys.Counters, keys.ParseNumbered, keys.ParseCounters, func(n uint32, v keys.CountersValue, _, _ []byte) {
+		b.clock = max(b.clock, v.Clock)
 		name, named := b.queues[n]
-		if t := totals[name]; err == nil && valueErr == nil && named && v.Totals.Day >= t.Day && v.Totals.All.AtLeast(&t.All) {
+		if t := totals[name]; named && v.Totals.Day >= t.Day && v.Totals.All.AtLeast(&t.All) {
 			totals[name] = v.Totals
 		}
 	}); err != nil {

@@ -9,20 +9,20 @@ import (
 )
 
 // The ties of tasks: idempotency keys, turns of groups, parents and children, and the messages
-// between shards. Where a tie is lost, the rebuilder leaves the work to the rules of the shard: a
-// wakeup gives the turn of a group, a message asks a parent again, or unpins it.
+// between shards. Where a tie is lost, the rebuilder leaves the work to others: a wakeup gives the
+// turn of a group, and convert.Reconcile compares parents with their children.
 
 // rebuildUnique copies the holders of the idempotency keys. If some entries are lost, a key without
 // a holder goes to an unended task: to one with a record that says that it holds the key, or else
 // to the first; a released key may look the same, and is then taken again.
 func (b *rebuilder) rebuildUnique() error {
 	holders := make(map[[keys.UniqueLen]byte]taskID)
-	if err := b.old.scan(keys.Unique, func(key, value []byte) {
-		hash, err := keys.ParseHashed(key)
-		v, valueErr := keys.ParseUnique(value)
+	if err := scanParsed(b.old, keys.Unique, keys.ParseHashed, keys.ParseUnique, func(
+		hash [keys.UniqueLen]byte, v keys.UniqueValue, key, value []byte,
+	) {
 		t := b.tasks[v.ID]
 		lives := t != nil && !t.ended() && t.Unique == hash
-		if err != nil || valueErr != nil || t != nil && t.Unique != hash || v.Until == 0 && !lives {
+		if t != nil && t.Unique != hash || v.Until == 0 && !lives {
 			return
 		}
 		holders[hash] = v.ID
@@ -90,10 +90,8 @@ func (b *rebuilder) writeWakeups() error {
 // none, the first waiting task gets it.
 func (b *rebuilder) rebuildTurns() error {
 	held := make(map[uint64]taskID)
-	if err := b.old.scan(keys.Group, func(key, value []byte) {
-		scope, err := keys.ParseScope(key)
-		v, valueErr := keys.ParseGroup(value)
-		if t := b.tasks[v.Holder]; err == nil && valueErr == nil && t != nil && (!t.ended() || t.HoldsTurn) && t.Head.Group == scope {
+	if err := scanParsed(b.old, keys.Group, keys.ParseScope, keys.ParseGroup, func(scope uint64, v keys.GroupValue, _, _ []byte) {
+		if t := b.tasks[v.Holder]; t != nil && (!t.ended() || t.HoldsTurn) && t.Head.Group == scope {
 			held[scope] = v.Holder
 		}
 	}); err != nil {
@@ -152,18 +150,22 @@ func (b *rebuilder) rebuildTurns() error {
 
 // copyMessages copies the messages between the shards.
 func (b *rebuilder) copyMessages() error {
-	numbers := func(prefix byte, visit func(n uint32, key, value []byte)) error {
-		return b.old.scan(prefix, func(key, value []byte) {
-			n, err := keys.ParseNumbered(key)
-			if _, valueErr := keys.ParseNumber(value); err == nil && valueErr == nil && int(n) < b.shards {
-				visit(n, key, value)
-			}
-		})
-	}
 	settings := make(map[string]keys.SettingsValue) // the last that the shard has sent
+	var taken uint64                                // last message from itself
 	err := errors.Join(
-		numbers(keys.Inbound, func(_ uint32, key, value []byte) { b.set(key, value) }),
-		numbers(keys.Sent, func(n uint32, _, value []byte) { b.sent[n], _ = keys.ParseNumber(value) }),
+		scanParsed(b.old, keys.Inbound, keys.ParseNumbered, keys.ParseNumber, func(from uint32, last uint64, key, value []byte) {
+			if int(from) < b.shards {
+				b.set(key, value)
+			}
+			if int(from) == b.index {
+				taken = last
+			}
+		}),
+		scanParsed(b.old, keys.Sent, keys.ParseNumbered, keys.ParseNumber, func(to uint32, last uint64, _, _ []byte) {
+			if int(to) < b.shards {
+				b.sent[to] = last
+			}
+		}),
 		b.old.scan(keys.Outbound, func(key, value []byte) {
 			to, seq, err := keys.ParseOutbound(key)
 			m, valueErr := keys.ParseMessage(value)
@@ -172,6 +174,9 @@ func (b *rebuilder) copyMessages() error {
 			}
 			b.set(key, value)
 			b.sent[to] = max(b.sent[to], seq)
+			if m.Kind == keys.MsgLeft && (int(to) != b.index || seq > taken) {
+				b.leaving[m.Child] = true
+			}
 			if m.Kind == keys.MsgSettings { // which the shard had when it sent them
 				v, err := keys.ParseSettings(m.Settings)
 				if _, bad := b.rules.Settings(m.Settings); err == nil && bad == nil && v.Version >= settings[m.Queue].Version {
@@ -194,165 +199,56 @@ func (b *rebuilder) addSent(sent map[string]keys.SettingsValue) {
 }
 
 // rebuildParents copies the ties between tasks and the parents that they wait for. A waiting task
-// without a known number of parents asks all of them again; so do all tasks if a parent, or one of
-// its entries, may be lost: a parent that does not exist has ended.
+// without a known number of parents counts all of them.
 func (b *rebuilder) rebuildParents() error {
-	lost := b.old.gaps[keys.Dependent] || b.old.gaps[keys.Telling]
-	for _, prefix := range recordRanges {
-		lost = lost || b.old.gaps[prefix]
-	}
-	if err := b.old.scan(keys.Telling, func(key, value []byte) {
-		parent, end, err := keys.ParseTelling(key, value)
-		if t := b.tasks[parent]; err == nil && (t == nil || t.Range == end) {
-			b.told[parent] = true
-			b.set(key, value)
-		}
-	}); err != nil {
-		return err
-	}
 	waits := make(map[taskID]uint64) // for how many parents
-	if err := b.old.scan(keys.Pending, func(key, value []byte) {
-		id, err := keys.ParseByID(key)
-		n, valueErr := keys.ParseNumber(value)
-		if t := b.tasks[id]; err == nil && valueErr == nil && n > 0 && t != nil && t.waitsForParents() && !lost {
-			waits[id] = n
-			b.set(key, value)
-		}
-	}); err != nil {
-		return err
-	}
-	type bond struct{ parent, child keys.ID }
-	known := make(map[bond]bool)
-	asks := func(id taskID) bool { // again
-		t := b.tasks[id]
-		_, wakeup := b.wakes[wakeKey{b.queueOf(t), 0, id}]
-		return t != nil && t.waitsForParents() && waits[id] == 0 && !wakeup
-	}
-	if err := errors.Join(
-		b.old.scan(keys.Dependent, func(key, value []byte) {
-			parent, child, err := keys.ParseDependent(key)
-			if err == nil && len(value) == 1 && value[0] <= keys.MaxOnDead && (b.awaited(parent) || b.told[parent]) && !asks(child) {
-				known[bond{parent, child}] = true
+	err := errors.Join(
+		b.old.scan(keys.Telling, func(key, value []byte) {
+			parent, end, err := keys.ParseTelling(key, value)
+			if t := b.tasks[parent]; err == nil && (t == nil || t.Range == end) {
+				b.told[parent] = true
 				b.set(key, value)
 			}
 		}),
-		b.old.scan(keys.Outbound, func(_, value []byte) {
-			if m, err := keys.ParseMessage(value); err == nil && (m.Kind == keys.MsgDepend || m.Kind == keys.MsgEnded) {
-				known[bond{m.Parent, m.Child}] = true
+		scanParsed(b.old, keys.Pending, keys.ParseByID, keys.ParseNumber, func(id keys.ID, n uint64, _, _ []byte) { waits[id] = n }),
+		b.old.scan(keys.Dependent, func(key, value []byte) {
+			parent, _, err := keys.ParseDependent(key)
+			if err == nil && len(value) == 1 && value[0] <= keys.MaxOnDead && (b.awaited(parent) || b.told[parent]) {
+				b.set(key, value)
 			}
 		}),
-	); err != nil {
-		return err
-	}
-	for _, id := range b.inOrder() {
-		t := b.tasks[id]
+	)
+	for id, t := range b.tasks {
 		if !t.waitsForParents() {
 			continue
 		}
-		again := asks(id)
-		if again {
-			b.asking[id] = true
-			b.set(keys.AppendByID(nil, keys.Pending, id), keys.AppendNumber(nil, uint64(len(t.parents))))
+		n := waits[id]
+		if _, goesOn := b.wakes[wakeKey{t.queue, 0, id}]; !goesOn && (n == 0 || n > uint64(t.parents)) {
+			n = uint64(t.parents)
 		}
-		unknown := waits[id] // parents that do not know it; one that was redriven may have ended for it
-		for _, parent := range t.parents {
-			if unknown > 0 && (known[bond{parent, keys.ID(id)}] || taskID(parent).shard(b.shards) != b.index) {
-				unknown--
-			}
-		}
-		for _, parent := range t.parents {
-			switch {
-			case again:
-				b.send(parent, &keys.Message{Kind: keys.MsgDepend, Parent: parent, Child: keys.ID(id), Outcome: t.onDead})
-			case unknown > 0 && b.awaited(parent) && !known[bond{parent, keys.ID(id)}] && !b.tasks[parent].ended():
-				unknown--
-				b.set(keys.AppendDependent(nil, parent, keys.ID(id)), []byte{t.onDead})
-			}
+		if n > 0 {
+			b.set(keys.AppendByID(nil, keys.Pending, id), keys.AppendNumber(nil, n))
 		}
 	}
-	return nil
+	return err
 }
 
-// send adds a message to the shard of a task.
-func (b *rebuilder) send(about keys.ID, m *keys.Message) {
-	to := uint32(taskID(about).shard(b.shards))
-	b.sent[to]++
-	b.set(keys.AppendOutbound(nil, to, b.sent[to]), m.Append(nil))
-}
-
-// rebuildPins copies the pins that keep parents for their children. A task that is lost, or asks
-// its parents again, releases them. A parent without a known number of pins is kept for ever.
-func (b *rebuilder) rebuildPins() error {
-	counts, found := make(map[taskID]keys.PinnedValue), make(map[taskID]uint64)
-	leaving := make(map[taskID]bool)
-	var taken uint64
-	type pin struct{ child, parent taskID }
-	var dropped []pin
-	if err := errors.Join(
-		b.old.scan(keys.Pinned, func(key, value []byte) {
-			id, err := keys.ParseByID(key)
-			v, valueErr := keys.ParsePinned(value)
-			if t := b.tasks[id]; err == nil && valueErr == nil && t != nil && t.state == done && t.At == keys.Forever {
-				counts[id] = v
-			}
-		}),
-		b.old.scan(keys.Inbound, func(key, value []byte) {
-			if from, err := keys.ParseNumbered(key); err == nil && int(from) == b.index {
-				taken, _ = keys.ParseNumber(value)
-			}
-		}),
-		b.old.scan(keys.Outbound, func(key, value []byte) {
-			to, seq, err := keys.ParseOutbound(key)
-			m, valueErr := keys.ParseMessage(value)
-			if err != nil || valueErr != nil || int(to) == b.index && seq <= taken {
-				return
-			}
-			switch m.Kind {
-			case keys.MsgEnded:
-				if m.Outcome == keys.ParentPinned {
-					found[m.Parent]++
-				}
-			case keys.MsgUnpin:
-				found[m.Parent]++
-			case keys.MsgLeft:
-				leaving[m.Child] = true
+// copyPins copies the pins that keep parents for their children, unless the child is lost.
+func (b *rebuilder) copyPins() error {
+	return errors.Join(
+		scanParsed(b.old, keys.Pinned, keys.ParseByID, keys.ParsePinned, func(id keys.ID, v keys.PinnedValue, key, value []byte) {
+			if t := b.tasks[id]; t != nil && t.state == done && t.At == keys.Forever && v.Count > 0 {
+				b.set(key, value)
 			}
 		}),
 		b.old.scan(keys.Pin, func(key, value []byte) {
-			child, parent, err := keys.ParsePin(key)
-			if err != nil || len(value) != 0 {
-				return
-			}
-			if _, ok := counts[parent]; !ok && taskID(parent).shard(b.shards) == b.index {
-				return
-			}
-			found[parent]++
+			child, _, err := keys.ParsePin(key)
 			t := b.tasks[child]
-			if leaving[child] || t != nil && t.Child && (!t.ended() || t.state == dead) && !b.asking[child] {
+			if err == nil && len(value) == 0 && (b.leaving[child] || t != nil && t.Child && (!t.ended() || t.state == dead)) {
 				b.set(key, nil)
-				return
 			}
-			dropped = append(dropped, pin{child, parent})
 		}),
-	); err != nil {
-		return err
-	}
-	for _, p := range dropped {
-		b.send(keys.ID(p.parent), &keys.Message{Kind: keys.MsgUnpin, Parent: keys.ID(p.parent)})
-	}
-	for id, v := range counts {
-		if b.shards == 1 { // else other shards pin it
-			if v.Count = found[id]; b.told[id] {
-				v.Count++
-			}
-			if v.Count == 0 {
-				v.Count = 1
-				b.send(keys.ID(id), &keys.Message{Kind: keys.MsgUnpin, Parent: keys.ID(id)})
-			}
-		}
-		b.set(keys.AppendByID(nil, keys.Pinned, keys.ID(id)), v.Append(nil))
-	}
-	return nil
+	)
 }
 
 // writeSent stores the numbers of the last messages.
@@ -363,13 +259,6 @@ func (b *rebuilder) writeSent() error {
 		}
 	}
 	return nil
-}
-
-func (b *rebuilder) queueOf(t *rebuiltTask) uint32 {
-	if t == nil {
-		return 0
-	}
-	return t.queue
 }
 
 // awaited reports whether a task of this shard may have children that wait for it.

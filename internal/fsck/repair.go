@@ -169,7 +169,7 @@ func derive(d *manifest.Directory, rules *Rules, index int, old *salvage, to str
 		rules: rules, old: old, db: st.DB(), batch: st.DB().NewBatch(), index: index, shards: d.Shards,
 		tasks: make(map[taskID]*rebuiltTask), queues: make(map[uint32]string), lanes: make(map[uint32]keys.LaneValue),
 		wakes: make(map[wakeKey]byte), sent: make(map[uint32]uint64), latest: make(map[string]uint64),
-		told: make(map[taskID]bool), asking: make(map[taskID]bool),
+		told: make(map[taskID]bool), leaving: make(map[taskID]bool),
 	}
 	err = b.rebuild(d.Identity(index))
 	if err == nil { // on a full disk, the flush would wait for ever

@@ -122,7 +122,7 @@ func newFixture(t *testing.T, identity string) *fixture {
 	}.Append(lease, fixtureSeq))
 	f.entries[string(keys.AppendNumbered(nil, keys.Lane, fixtureLane))] = string(keys.LaneValue{Queue: fixtureQueue, Seq: 1}.Append(nil))
 	f.entries[string(keys.AppendNumbered(nil, keys.Queue, fixtureQueue))] = "queue"
-	f.entries[string(append([]byte{keys.Settings}, "queue"...))] = "\x01"
+	f.entries[string(append([]byte{keys.Settings}, "queue"...))] = string(keys.SettingsValue{Version: 1, JSON: []byte("{}")}.Append(nil))
 	f.entries[string(keys.AppendSchedule(nil, "nightly"))] = "\x01"
 	f.entries[string([]byte{keys.Meta})] = identity
 	f.entries[string(keys.AppendNumbered(nil, keys.Counters, 0))] = counterValue(keys.Counts{})
@@ -229,8 +229,11 @@ func TestRebuild(t *testing.T) {
 		"turn of a task that is gone": {
 			set(scope, string(keys.GroupValue{Holder: keys.ID{1}, Waiting: true}.Append(nil))), "has the turn", nil,
 		},
-		"number of parents": {remove(byID(keys.Pending, f.child)), "waits for no parent", asks},
-		"child of a parent": {remove(string(keys.AppendDependent(nil, f.parent, f.child))), "and 0 know it", nil},
+		"number of parents": {remove(byID(keys.Pending, f.child)), "waits for no parent", nil},
+		"records of leases and the child of a parent": {
+			func(e entries) { delete(e, lease); delete(e, string(keys.AppendDependent(nil, f.parent, f.child))) }, "is counted as",
+			func(e entries) { delete(e, lease); counted(func(c *keys.Counts) { c.Ready++; c.Leased-- })(e); asks(e) },
+		},
 		"last message, which is under way": {
 			set(string(keys.AppendOutbound(nil, 0, 1)), string(took.Append(nil))), "",
 			func(e entries) {

@@ -56,6 +56,19 @@ func (s *salvage) scan(prefix byte, visit func(key, value []byte)) error {
 	return nil
 }
 
+// scanParsed visits the entries of a range that can be read and parsed, in order.
+func scanParsed[K, V any](
+	s *salvage, prefix byte, parseKey func([]byte) (K, error), parseValue func([]byte) (V, error), visit func(k K, v V, key, value []byte),
+) error {
+	return s.scan(prefix, func(key, value []byte) {
+		k, err := parseKey(key)
+		v, valueErr := parseValue(value)
+		if err == nil && valueErr == nil {
+			visit(k, v, key, value)
+		}
+	})
+}
+
 // read visits the entries from a key on, and below to. When one cannot be read it returns the next
 // key at which reading may go on.
 // REQUIRES: no table begins or ends between from and to.

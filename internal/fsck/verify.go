@@ -157,8 +157,10 @@ func allRepairable(found []Problem) bool {
 	return len(found) > 0
 }
 
-// repair rebuilds a shard, and verifies the result.
+// repair rebuilds a shard, and verifies the result. The next Open makes the shards agree, if agree
+// does not.
 func (v *verifier) repair(index int) (r Shard, err error) {
+	v.Differ = true
 	if err := v.Begin(); err != nil {
 		return r, err
 	}
@@ -185,6 +187,9 @@ func (v *verifier) agree(repair bool) error {
 	}
 	for _, c := range found {
 		v.found(Problem{Shard: c.Shard, Text: c.Text, Repairable: true, Repaired: repair})
+	}
+	if repair {
+		return v.Agree()
 	}
 	return nil
 }

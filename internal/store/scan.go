@@ -15,6 +15,21 @@ func Scan(r pebble.Reader, prefix byte, visit func(key, value []byte) error) err
 	return ScanPrefix(r, []byte{prefix}, visit)
 }
 
+// ScanParsed visits the parsed entries of a range in order. An error of a parser matches
+// base.ErrCorrupt.
+func ScanParsed[K, V any](
+	r pebble.Reader, prefix byte, parseKey func([]byte) (K, error), parseValue func([]byte) (V, error), visit func(K, V) error,
+) error {
+	return Scan(r, prefix, func(key, value []byte) error {
+		k, err := parseKey(key)
+		v, valueErr := parseValue(value)
+		if err := errors.Join(err, valueErr); err != nil {
+			return fmt.Errorf("%w: key %x: %w", base.ErrCorrupt, key, err)
+		}
+		return visit(k, v)
+	})
+}
+
 // ScanPrefix visits the entries with keys that begin with prefix, in order.
 func ScanPrefix(r pebble.Reader, prefix []byte, visit func(key, value []byte) error) error {
 	it, err := r.NewIter(&pebble.IterOptions{LowerBound: prefix, UpperBound: keys.GroupEnd(prefix)})
