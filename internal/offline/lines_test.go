@@ -6,9 +6,11 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"io"
 	"reflect"
 	"strconv"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 
@@ -17,8 +19,8 @@ import (
 	"codeq/internal/record"
 )
 
-// noUTF8 is in every string of a filled value.
-const noUTF8 = "text \xff é"
+// oddText is in every string of a filled value.
+const oddText = "text \u202e \ufffd \\ufffd é"
 
 // fill sets everything within v: no value stays zero. Slices get ten elements.
 func fill(t *testing.T, v reflect.Value) {
@@ -42,9 +44,9 @@ func fill(t *testing.T, v reflect.Value) {
 		}
 	case reflect.Map:
 		v.Set(reflect.MakeMap(v.Type()))
-		v.SetMapIndex(reflect.ValueOf(noUTF8), reflect.ValueOf(noUTF8))
+		v.SetMapIndex(reflect.ValueOf(oddText), reflect.ValueOf(oddText))
 	case reflect.String:
-		v.SetString(noUTF8)
+		v.SetString(oddText)
 	case reflect.Bool:
 		v.SetBool(true)
 	case reflect.Int, reflect.Int64:
@@ -88,7 +90,7 @@ func fullRecord(t *testing.T, queue, tenant string) record.Record {
 // TestEveryField fills each field of all stored forms, and finds it again after a line was written
 // and read. A new field of a stored form that is not in the lines is missing here.
 func TestEveryField(t *testing.T) {
-	const queue, tenant = "queue \xfe", "tenant \xfd"
+	const queue, tenant = "queue \\ufffd", "tenant \ufffd"
 	rec := fullRecord(t, queue, tenant)
 	id := keys.ID{0: 1, 6: 0x70, 8: 0x80, 15: 9}
 	for _, p := range []keys.Place{
@@ -132,10 +134,10 @@ func TestEveryField(t *testing.T) {
 	v := filled[keys.ScheduleValue](t)
 	own := fullRecord(t, v.Queue, v.Tenant)
 	v.Record = own.Encode()
-	s, err := scheduleOf(noUTF8, &v)
+	s, err := scheduleOf(oddText, &v)
 	require.NoError(t, err)
 	s = carried(t, &Line{Schedule: s}).Schedule
-	require.Equal(t, noUTF8, s.Name)
+	require.Equal(t, oddText, s.Name)
 	back, err := s.record()
 	require.NoError(t, err)
 	require.Equal(t, v.Append(nil), s.value(&back))
@@ -178,7 +180,7 @@ func TestEveryField(t *testing.T) {
 // TestEveryLine: a reader gets each kind of line as it was written, with any strings.
 func TestEveryLine(t *testing.T) {
 	types := reflect.TypeFor[Line]()
-	for i := range types.NumField() - 1 { // Bytes is none
+	for i := range types.NumField() {
 		l := new(Line)
 		fill(t, reflect.ValueOf(l).Elem().Field(i))
 		if l.Task != nil {
@@ -216,7 +218,8 @@ func TestEveryRange(t *testing.T) {
 	require.Len(t, ranges, found)
 }
 
-// FuzzStrings: a reader gets a line of an export as it was written, with any strings.
+// FuzzStrings: a reader gets a line of an export as it was written, with any strings in UTF-8.
+// Others are refused.
 func FuzzStrings(f *testing.F) {
 	f.Add("name", "header", "value")
 	f.Add("\xff\x00", "ÿ", "\u202e \\ufffd \ufffd")
@@ -225,6 +228,10 @@ func FuzzStrings(f *testing.F) {
 			task := &taskLine{State: keys.Task, Template: Template{Queue: queue}}
 			task.LastError, task.Headers = value, map[string]string{header: value}
 			return &Line{Task: task}
+		}
+		if !utf8.ValidString(queue + "\x00" + header + "\x00" + value) {
+			require.ErrorContains(t, newWriter(io.Discard).write(made()), "not UTF-8")
+			return
 		}
 		require.Equal(t, made(), carried(t, made()))
 	})
