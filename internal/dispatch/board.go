@@ -283,14 +283,17 @@ func (q *queueHeads) visit(c *Claim, at int) int {
 	return q.best(-1)
 }
 
-// headOf returns the head of a queue in this shard, as far as it is in memory, if claims may get a
-// task.
-func (d *Dispatcher) headOf(q *Queue) head {
-	if g := q.sharedGate(); g != nil && g.isClosed() {
+// rankOf returns the rank of the head of a queue in this shard, as far as it is in memory; 0: claims
+// get no task.
+func (d *Dispatcher) rankOf(q *Queue) uint64 {
+	if g := q.sharedGate(); g != nil && g.isClosed() || q.Gated && q.shut {
 		return 0
 	}
-	h, _ := d.headAndShare(q)
-	return h
+	f, ok := d.rules.Names.First(q.Queue)
+	if !ok {
+		return 0
+	}
+	return engine.Rank(f.Priority)
 }
 
 // headAndShare returns what claims would get but for a gate that all shards share: the head, and
@@ -384,7 +387,10 @@ func (d *Dispatcher) isElsewhere(c *Claim, queue string, q *Queue) bool {
 	}
 	heads, rank := (*queueHeads)(nil), uint64(0)
 	if q != nil {
-		heads, rank = q.heads, d.headOf(q).rank()
+		if heads = q.heads; heads != nil && heads.best(d.index) < 0 {
+			return false
+		}
+		rank = d.rankOf(q)
 	}
 	c.rank = rank
 	if rank == 0 {

@@ -330,7 +330,7 @@ func (d *Dispatcher) giveOf(c *Claim, q *Queue, l *engine.Lane) bool {
 		c.bytes += bytesOf(c.Grants[len(c.Grants)-1].Rec)
 		l, pending = d.next(q, limit, c)
 	}
-	return !pending && !c.full && d.rules.Broken == nil && d.headOf(q).rank() >= limit
+	return !pending && !c.full && d.rules.Broken == nil && d.rankOf(q) >= limit
 }
 
 // fits reports whether a claim has room for the bytes of the next task of a lane, and fills it if
@@ -370,13 +370,13 @@ func (d *Dispatcher) fillUp(c *Claim, q *Queue) {
 		q := d.known(name)
 		if q != nil && (c.NoWait || !d.isAwaited(q, c.Remote)) {
 			limit := d.highestElsewhere(q)
-			if h := d.headOf(q); h != 0 && h.rank() >= limit {
+			if rank := d.rankOf(q); rank > 0 && rank >= limit {
 				if l, _ := d.next(q, limit, c); c.full || l != nil && !d.giveOf(c, q, l) {
 					return
 				}
 			}
 		}
-		if strict && (q != nil && d.headOf(q) != 0 || d.board.of(name).best(d.index) >= 0) {
+		if strict && (q != nil && d.rankOf(q) > 0 || d.board.of(name).best(d.index) >= 0) {
 			return
 		}
 	}

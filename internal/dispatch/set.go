@@ -383,7 +383,7 @@ func (d *Dispatcher) draw(s *set, c *Claim) (q *Queue, l *engine.Lane) {
 		if l, _ := d.next(q, limit, c); l != nil || c != nil && c.full {
 			return q, l
 		}
-		if h := d.headOf(q); h != 0 && h.rank() < limit {
+		if rank := d.rankOf(q); rank > 0 && rank < limit {
 			return nil, nil
 		}
 		d.shut(s, q, at) // if it waits for a refill, that feeds it

@@ -171,9 +171,8 @@ func (s *State) moveTo(at *located, to *AlterTo) error {
 	s.Suspects.freePlace(at.id)
 	s.withdraw(at)
 	s.Names.emit(EventCanceled, at.lane, at.id, at.rec.Attempts, "")
-	o := Outcome{State: Canceled, LastError: at.rec.Error, Attempts: int(at.rec.Attempts)}
-	s.endings.add(at.id, s.Uptime, &o)
-	s.end(at.lane.queue, at.id, &record.Ties{}, o)
+	s.endings.add(at.id, s.Uptime, Canceled, at.rec.Attempts, nil, at.rec.Error)
+	s.end(at.lane.queue, at.id, &record.Ties{}, Outcome{State: Canceled, LastError: at.rec.Error, Attempts: int(at.rec.Attempts)})
 	rec := at.rec
 	if rec.RunAt = 0; at.state == Scheduled {
 		if rec.RunAt = at.place.At; at.rec.Head.IsWait(at.place.At) {
@@ -226,9 +225,8 @@ func (s *State) cancel(at *located) {
 		s.withdraw(at)
 	}
 	ties := at.rec.Ties
-	o := Outcome{State: Canceled, LastError: at.rec.Error, Attempts: int(at.rec.Attempts)}
 	if retention == 0 {
-		s.endings.add(at.id, s.Uptime, &o)
+		s.endings.add(at.id, s.Uptime, Canceled, at.rec.Attempts, nil, at.rec.Error)
 	} else {
 		s.Times.keep(at.lane.queue, keys.Canceled, at.id, s.retainedUntil(retention), keys.EndedValue{Lane: at.lane.number, At: s.stamp()}, &at.rec)
 	}
@@ -236,7 +234,7 @@ func (s *State) cancel(at *located) {
 	if gone {
 		ties.Group = 0
 	}
-	s.end(at.lane.queue, at.id, &ties, o)
+	s.end(at.lane.queue, at.id, &ties, Outcome{State: Canceled, LastError: at.rec.Error, Attempts: int(at.rec.Attempts)})
 }
 
 // replace gives a waiting task the contents of a new task. The waiting task keeps its ID and its

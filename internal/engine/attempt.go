@@ -23,15 +23,14 @@ type attemptEnd struct {
 
 // complete finishes a task. Its record is read only if it is kept.
 func (s *State) complete(ls *lease, result []byte) error {
-	o := Outcome{State: Done, Result: result, Attempts: int(ls.attempts)}
 	if retention := s.Times.retention(ls.lane.queue, ls.retention); retention == 0 {
 		s.finish(ls)
-		s.endings.add(ls.id, s.Uptime, &o)
+		s.endings.add(ls.id, s.Uptime, Done, ls.attempts, result, "")
 	} else if err := s.finishAndKeep(ls, retention, result); err != nil {
 		return err
 	}
 	if ls.tied || s.Wanted&WantOutcomes != 0 {
-		s.end(ls.lane.queue, ls.id, &ls.ties, o)
+		s.end(ls.lane.queue, ls.id, &ls.ties, Outcome{State: Done, Result: result, Attempts: int(ls.attempts)})
 	}
 	return nil
 }

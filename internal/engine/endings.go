@@ -37,8 +37,8 @@ type ending struct {
 }
 
 // add remembers an ending, unless its texts are too long.
-func (e *endings) add(id keys.ID, uptime uint64, o *Outcome) {
-	size := len(o.Result) + len(o.LastError)
+func (e *endings) add(id keys.ID, uptime uint64, state TaskState, attempts uint32, result []byte, cause string) {
+	size := len(result) + len(cause)
 	if size > endingsBytes {
 		return
 	}
@@ -48,10 +48,10 @@ func (e *endings) add(id keys.ID, uptime uint64, o *Outcome) {
 		h.ids, h.ends, h.texts = h.ids[:0], h.ends[:0], h.texts[:0]
 	}
 	h.ids = append(h.ids, id)
-	h.ends = append(h.ends, ending{
-		uptime, uint32(o.Attempts), uint32(len(h.texts)), uint32(len(o.Result)), uint32(len(o.LastError)), o.State,
-	})
-	h.texts = append(append(h.texts, o.Result...), o.LastError...)
+	h.ends = append(h.ends, ending{uptime, attempts, uint32(len(h.texts)), uint32(len(result)), uint32(len(cause)), state})
+	if size > 0 {
+		h.texts = append(append(h.texts, result...), cause...)
+	}
 }
 
 // find returns a copy of the outcome of a task; nil: it is not known.
