@@ -5,7 +5,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io/fs"
 	"math/rand/v2"
 	"path/filepath"
 	"strings"
@@ -16,6 +15,8 @@ import (
 
 	"codeq"
 	"codeq/internal/testkit"
+
+	"github.com/stretchr/testify/require"
 )
 
 var away = flag.Int64("away", 0, "cycles that BenchmarkCatchUp's third node misses; 0: 100,000, or 20,000 with -short")
@@ -76,9 +77,7 @@ func catchUp(b *testing.B, d codeq.Durability) {
 	for ; lag >= unknown; seen, lag = c.applied() {
 		time.Sleep(10 * time.Millisecond)
 	}
-	if err := c.queues[2].Close(); err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, c.queues[2].Close())
 	begun := l.completed.Load()
 	l.wait(missed / 4) // longer than the election of all new leaders
 	alone := l.rate(b, func() bool { return l.completed.Load() < begun+missed })
@@ -199,25 +198,14 @@ func newNodes(b *testing.B, opts codeq.Options) *nodes {
 func (c *nodes) open(i int) {
 	o := c.opts
 	o.Cluster = &codeq.Cluster{Node: c.peers[i].Node, Listen: c.peers[i].Address, Peers: c.peers}
-	q, err := codeq.Open(filepath.Join(c.dir, c.peers[i].Node), &o)
-	if err != nil {
-		c.b.Fatal(err)
-	}
-	c.b.Cleanup(func() {
-		if err := q.Close(); err != nil {
-			c.b.Error(err)
-		}
-	})
-	c.queues[i] = q
+	c.queues[i] = open(c.b, filepath.Join(c.dir, c.peers[i].Node), o)
 }
 
 // applied returns the number of entries that the leaders of all shards have applied, and the number
 // of these that the third node has not applied.
 func (c *nodes) applied() (all, lag uint64) {
 	status, err := c.queues[0].ClusterStatus(context.Background())
-	if err != nil {
-		c.b.Fatal(err)
-	}
+	require.NoError(c.b, err)
 	for _, s := range status.Shards {
 		led, has := uint64(unknown), uint64(0)
 		for _, r := range s.Replicas {
@@ -241,38 +229,26 @@ type sizes struct{ log, received, store, late int64 }
 func watchSizes(ctx context.Context, wg *sync.WaitGroup, b *testing.B, dir string, phase func() int64) *sizes {
 	s := new(sizes)
 	wg.Go(func() {
-		for ctx.Err() == nil {
+		for ; ctx.Err() == nil; time.Sleep(200 * time.Millisecond) {
 			dirs, err := filepath.Glob(filepath.Join(dir, "node-*"))
 			if err != nil {
 				b.Error(err)
 			}
 			for _, node := range dirs {
-				var now sizes
-				_ = filepath.WalkDir(node, func(path string, e fs.DirEntry, err error) error {
-					if err != nil || e.IsDir() {
-						return nil // it was removed in the meantime
-					}
-					info, err := e.Info()
-					if err != nil {
-						return nil
-					}
-					rel, _ := filepath.Rel(node, path)
-					switch part, _, _ := strings.Cut(rel, string(filepath.Separator)); {
+				now := sizesOf(node, func(path string) string {
+					switch part, _, _ := strings.Cut(path[len(node)+1:], string(filepath.Separator)); {
 					case part == "raft":
-						now.log += info.Size()
+						return "log"
 					case strings.HasSuffix(part, ".raft"):
-						now.received += info.Size()
-					default:
-						now.store += info.Size()
+						return "received"
 					}
-					return nil
+					return "store"
 				})
-				s.log, s.received, s.store = max(s.log, now.log), max(s.received, now.received), max(s.store, now.store)
+				s.log, s.received, s.store = max(s.log, now["log"]), max(s.received, now["received"]), max(s.store, now["store"])
 				if phase() >= 16 {
-					s.late = max(s.late, now.log)
+					s.late = max(s.late, now["log"])
 				}
 			}
-			time.Sleep(200 * time.Millisecond)
 		}
 	})
 	return s

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"codeq"
+
+	"github.com/stretchr/testify/require"
 )
 
 // pauses is a logger's handler that records the pauses of shards.
@@ -53,15 +55,8 @@ func benchmarkCheckpoint(b *testing.B, backlog int, opts codeq.Options) {
 	var p pauses
 	opts.Logger = slog.New(&p)
 	root := b.TempDir()
-	q, err := codeq.Open(filepath.Join(root, "queue"), &opts)
-	if err != nil {
-		b.Fatal(err)
-	}
-	for n := 0; n < backlog; n += 5000 {
-		if _, err := q.ProduceBatch(context.Background(), slices.Repeat([]codeq.Task{{Queue: "behind", Payload: payload}}, 5000)); err != nil {
-			b.Fatal(err)
-		}
-	}
+	q := open(b, filepath.Join(root, "queue"), opts)
+	stock(b, q, "behind", backlog)
 	ctx, stop := context.WithCancel(context.Background())
 	var load sync.WaitGroup
 	for range 10 {
@@ -85,25 +80,19 @@ func benchmarkCheckpoint(b *testing.B, backlog int, opts codeq.Options) {
 	var calls []time.Duration
 	for end := time.Now().Add(*window); len(calls) < 3 || time.Now().Before(end); {
 		dir, start := filepath.Join(root, "copy"), time.Now()
-		if err := q.Checkpoint(context.Background(), dir); err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, q.Checkpoint(context.Background(), dir))
 		calls = append(calls, time.Since(start))
-		if err := os.RemoveAll(dir); err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, os.RemoveAll(dir))
 		time.Sleep(*window / 20)
 	}
 	stop()
 	load.Wait()
-	if err := q.Close(); err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, q.Close()) // so that no other pause comes
 	slices.Sort(p.took)
 	slices.Sort(calls)
 	b.ReportMetric(0, "ns/op")
-	b.ReportMetric(float64(p.took[len(p.took)/2].Microseconds())/1000, "pause-p50-ms")
-	b.ReportMetric(float64(p.took[len(p.took)-1].Microseconds())/1000, "pause-max-ms")
-	b.ReportMetric(float64(calls[len(calls)/2].Microseconds())/1000, "call-p50-ms")
+	b.ReportMetric(ms(p.took[len(p.took)/2]), "pause-p50-ms")
+	b.ReportMetric(ms(p.took[len(p.took)-1]), "pause-max-ms")
+	b.ReportMetric(ms(calls[len(calls)/2]), "call-p50-ms")
 	b.ReportMetric(float64(len(calls)), "checkpoints")
 }

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"codeq"
+
+	"github.com/stretchr/testify/require"
 )
 
 // BenchmarkChildren measures the children of one task that exists already: 3,000 children from one
@@ -22,53 +24,33 @@ func BenchmarkChildren(b *testing.B) {
 
 func benchChildren(b *testing.B, children, batch int, tell bool) {
 	ctx := context.Background()
-	q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: 1, Durability: codeq.DurabilityProcess})
-	if err != nil {
-		b.Fatal(err)
+	q := newQueue(b, process(1))
+	defer reportSteps(b, q)
+	ready := func() uint64 {
+		stats, err := q.Stats(ctx)
+		require.NoError(b, err)
+		return stats["child"].Ready
 	}
-	defer func() {
-		reportSteps(b, q)
-		if err := q.Close(); err != nil {
-			b.Error(err)
-		}
-	}()
 	for b.Loop() {
 		b.StopTimer()
-		parent := stock(b, q, "parent", 1)[0]
+		parent, err := q.Produce(ctx, codeq.Task{Queue: "parent", Payload: payload})
+		require.NoError(b, err)
 		l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"parent"}, LeaseFor: time.Hour})
-		if err != nil {
-			b.Fatal(err)
-		}
-		before := countOf(b, q, "child")
+		require.NoError(b, err)
+		before := ready()
 		if !tell {
 			b.StartTimer()
 		}
-		for n := 0; n < children; n += batch {
-			tasks := make([]codeq.Task, batch)
-			for i := range tasks {
-				tasks[i] = codeq.Task{Queue: "child", Payload: payload, After: []codeq.ID{parent}}
-			}
-			if _, err := q.ProduceBatch(ctx, tasks); err != nil {
-				b.Fatal(err)
-			}
-		}
+		fill(b, q, 1, children, batch, func(int) codeq.Task {
+			return codeq.Task{Queue: "child", Payload: payload, After: []codeq.ID{parent}}
+		})
 		if tell {
 			b.StartTimer()
 		}
-		if err := q.Complete(ctx, l.Receipt, nil); err != nil {
-			b.Fatal(err)
-		}
-		for countOf(b, q, "child").Ready < before.Ready+uint64(children) {
+		require.NoError(b, q.Complete(ctx, l.Receipt, nil))
+		for ready() < before+uint64(children) {
 			time.Sleep(time.Millisecond)
 		}
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*children), "ns/child")
-}
-
-func countOf(b *testing.B, q *codeq.Queue, queue string) codeq.Counts {
-	stats, err := q.Stats(context.Background())
-	if err != nil {
-		b.Fatal(err)
-	}
-	return stats[queue]
 }

@@ -7,6 +7,8 @@ import (
 
 	"codeq"
 	"codeq/bench/workload"
+
+	"github.com/stretchr/testify/require"
 )
 
 // BenchmarkCluster is BenchmarkFullCycle on three nodes in one process, which
@@ -24,26 +26,19 @@ func BenchmarkClusterRun(b *testing.B) {
 
 // forEachCluster runs f on three nodes at two durabilities, with one shard and with three.
 func forEachCluster(b *testing.B, f func(b *testing.B, queues []*codeq.Queue)) {
-	const nodes = 3
 	for _, d := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk} {
 		for _, shards := range []int{1, 3} {
-			b.Run(fmt.Sprintf("nodes=%d/durability=%v/shards=%d", nodes, d, shards), func(b *testing.B) {
-				f(b, openCluster(b, nodes, codeq.Options{Durability: d, Shards: shards}))
+			b.Run(fmt.Sprintf("nodes=3/durability=%v/shards=%d", d, shards), func(b *testing.B) {
+				f(b, openCluster(b, b.TempDir(), codeq.Options{Durability: d, Shards: shards}))
 			})
 		}
 	}
 }
 
-// openCluster opens the nodes of a cluster, which end with the benchmark.
-func openCluster(b *testing.B, nodes int, opts codeq.Options) []*codeq.Queue {
-	queues, err := workload.OpenCluster(context.Background(), b.TempDir(), nodes, opts)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() {
-		if err := workload.CloseAll(queues); err != nil {
-			b.Error(err)
-		}
-	})
+// openCluster opens three nodes below a directory, until the end of the benchmark.
+func openCluster(b *testing.B, dir string, opts codeq.Options) []*codeq.Queue {
+	queues, err := workload.OpenCluster(context.Background(), dir, 3, opts)
+	require.NoError(b, err)
+	b.Cleanup(func() { require.NoError(b, workload.CloseAll(queues)) })
 	return queues
 }

@@ -14,6 +14,8 @@ import (
 
 	"codeq"
 	"codeq/bench/workload"
+
+	"github.com/stretchr/testify/require"
 )
 
 var depthBacklog = flag.Int("depth.backlog", 0, "BenchmarkDepth: one more backlog, in tasks, and as many keys behind")
@@ -42,11 +44,7 @@ func BenchmarkDepth(b *testing.B) {
 		for _, backlog := range backlogs {
 			name := fmt.Sprintf("shards=%d/backlog=%d/", shards, backlog)
 			open := func(b *testing.B) []*codeq.Queue {
-				q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: shards, Durability: codeq.DurabilityProcess})
-				if err != nil {
-					b.Fatal(err)
-				}
-				return []*codeq.Queue{q}
+				return []*codeq.Queue{newQueue(b, process(shards))}
 			}
 			plain := depthRows(b, name, open, max(backlog, tasks), backlog > 0)
 			if backlog == tasks && *depthBacklog > 0 {
@@ -56,11 +54,7 @@ func BenchmarkDepth(b *testing.B) {
 		}
 	}
 	depthRows(b, fmt.Sprintf("nodes=3/backlog=%d/", tasks), func(b *testing.B) []*codeq.Queue {
-		queues, err := workload.OpenCluster(context.Background(), b.TempDir(), 3, codeq.Options{Durability: codeq.DurabilityProcess, Shards: 1})
-		if err != nil {
-			b.Fatal(err)
-		}
-		return queues
+		return openCluster(b, b.TempDir(), process(1))
 	}, tasks, true)
 }
 
@@ -83,17 +77,11 @@ func depthRows(b *testing.B, name string, open func(*testing.B) []*codeq.Queue, 
 func depthRow(b *testing.B, name string, open func(*testing.B) []*codeq.Queue, l workload.FeatureLoad, behind int, stocked bool, plain workload.FeatureResult) (r workload.FeatureResult) {
 	b.Run(name, func(b *testing.B) {
 		l.Queues = open(b)
-		defer func() {
-			if err := workload.CloseAll(l.Queues); err != nil {
-				b.Error(err)
-			}
-		}()
 		if behind > 0 {
 			before := l
 			before.First, before.Tasks, before.Whole = l.Tasks, behind, true
-			if _, err := before.Run(context.Background(), false, nil); err != nil {
-				b.Fatal(err)
-			}
+			_, err := before.Run(context.Background(), false, nil)
+			require.NoError(b, err)
 		}
 		r = depth(b, l, stocked)
 		b.ReportMetric(0, "ns/op")
@@ -119,9 +107,7 @@ func depth(b *testing.B, l workload.FeatureLoad, stocked bool) workload.FeatureR
 		return nil
 	})
 	stopProfiles()
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	nowHits, nowMisses, cached := depthCache(b, l.Queues)
 	hits, misses = nowHits-hits, nowMisses-misses
 	cancel()
@@ -130,8 +116,7 @@ func depth(b *testing.B, l workload.FeatureLoad, stocked bool) workload.FeatureR
 	b.ReportMetric(100*float64(hits)/float64(max(hits+misses, 1)), "%hits")
 	b.ReportMetric(float64(cached)/1e6, "cache-MB")
 	b.ReportMetric(float64(workload.Resident())/1e6, "rss-MB")
-	b.ReportMetric(float64(waited.Quantile(0.99).Microseconds())/1e3, "beside-p99-ms")
-	b.ReportMetric(float64(waited.Quantile(1).Microseconds())/1e3, "beside-max-ms")
+	reportTimes(b, "beside", waited)
 	reportSteps(b, l.Queues...)
 	return r
 }
@@ -140,9 +125,7 @@ func depth(b *testing.B, l workload.FeatureLoad, stocked bool) workload.FeatureR
 func depthCache(b *testing.B, queues []*codeq.Queue) (hits, misses, bytes int64) {
 	for _, q := range queues {
 		st, err := q.StorageStats()
-		if err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, err)
 		hits, misses, bytes = hits+st.CacheHits, misses+st.CacheMisses, bytes+st.CacheBytes
 	}
 	return hits, misses, bytes
@@ -189,24 +172,16 @@ func BenchmarkDepthDead(b *testing.B) {
 		},
 	} {
 		b.Run(name, func(b *testing.B) {
-			ctx := context.Background()
-			q := open(b, b.TempDir())
-			defer func() {
-				if err := q.Close(); err != nil {
-					b.Error(err)
-				}
-			}()
+			q := newQueue(b, process(0))
 			l := depthLoad("dead", dead)
 			l.Queues = []*codeq.Queue{q}
-			if _, err := l.Run(ctx, true, nil); err != nil {
-				b.Fatal(err)
-			}
+			_, err := l.Run(context.Background(), true, nil)
+			require.NoError(b, err)
 			stopProfiles := startProfiles(b)
 			start := time.Now()
 			n, err := do(q)
-			if err != nil || n != dead {
-				b.Fatal(n, err)
-			}
+			require.NoError(b, err)
+			require.Equal(b, dead, n)
 			b.ReportMetric(0, "ns/op")
 			b.ReportMetric(float64(n)/time.Since(start).Seconds(), "tasks/s")
 			stopProfiles()
@@ -228,16 +203,9 @@ func BenchmarkDepthLarge(b *testing.B) {
 		{"payload=32MiB", 1, 1, 32 << 20},
 	} {
 		b.Run(load.name, func(b *testing.B) {
-			limits := codeq.Limits{Payload: 32 << 20, BatchBytes: 64 << 20, CommitBytes: 128 << 20}
-			q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: 1, Durability: codeq.DurabilityProcess, Limits: limits})
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer func() {
-				if err := q.Close(); err != nil {
-					b.Error(err)
-				}
-			}()
+			opts := process(1)
+			opts.Limits = codeq.Limits{Payload: 32 << 20, BatchBytes: 64 << 20, CommitBytes: 128 << 20}
+			q := newQueue(b, opts)
 			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 			defer cancel()
 			beside := produceBeside(ctx, q)
@@ -264,9 +232,7 @@ func BenchmarkDepthLarge(b *testing.B) {
 			stopProfiles()
 			b.ReportMetric(0, "ns/op")
 			b.ReportMetric(float64(bytes.Load())/10e6, "MB/s")
-			b.ReportMetric(float64(waited.Quantile(0.5).Microseconds())/1e3, "beside-p50-ms")
-			b.ReportMetric(float64(waited.Quantile(0.99).Microseconds())/1e3, "beside-p99-ms")
-			b.ReportMetric(float64(waited.Quantile(1).Microseconds())/1e3, "beside-max-ms")
+			reportTimes(b, "beside", waited)
 			b.ReportMetric(float64(workload.Resident())/1e6, "rss-MB")
 			reportSteps(b, q)
 		})
@@ -282,69 +248,28 @@ func BenchmarkDepthDue(b *testing.B) {
 	}
 	for _, rate := range []int{10_000, 100_000} {
 		b.Run(fmt.Sprintf("rate=%d", rate), func(b *testing.B) {
-			q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: 1, Durability: codeq.DurabilityProcess})
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer func() {
-				if err := q.Close(); err != nil {
-					b.Error(err)
-				}
-			}()
+			q := newQueue(b, process(1))
 			n := rate * seconds
 			// The first task is due after all are produced.
 			first := time.Now().Add(time.Second + time.Duration(n)*4*time.Microsecond)
-			produceDue(b, q, n, rate, first)
+			due := func(i int) time.Time { return first.Add(time.Duration(i) * time.Second / time.Duration(rate)) }
+			fill(b, q, 4, n, 1000, func(i int) codeq.Task {
+				return codeq.Task{Queue: queueName, Payload: binary.BigEndian.AppendUint64(nil, uint64(i)), RunAt: due(i)}
+			})
 			if wait := time.Until(first); wait < 0 {
 				b.Fatalf("produced %v after the first was due", -wait)
 			}
 			late := make(workload.Latencies, n)
-			var left atomic.Int64
-			left.Store(int64(n))
-			ctx, stop := context.WithCancel(context.Background())
-			defer stop()
-			m := new(codeq.Mux)
-			codeq.Handle(m, queueName, func(_ context.Context, j *codeq.Job[[]byte]) error {
-				i := binary.BigEndian.Uint64(j.Payload)
-				late[i] = time.Since(first.Add(time.Duration(i) * time.Second / time.Duration(rate)))
-				if left.Add(-1) == 0 {
-					stop()
-				}
-				return nil
-			})
 			stopProfiles := startProfiles(b)
-			if err := q.Run(ctx, m, &codeq.RunOptions{Concurrency: workers}); err != nil {
-				b.Fatal(err)
-			}
+			workOff(context.Background(), b, q, []string{queueName}, n, func(_ int, j *codeq.Job[[]byte]) {
+				i := int(binary.BigEndian.Uint64(j.Payload))
+				late[i] = time.Since(due(i))
+			})
 			stopProfiles()
 			slices.Sort(late)
 			b.ReportMetric(0, "ns/op")
-			b.ReportMetric(float64(late.Quantile(0.5).Microseconds())/1e3, "late-p50-ms")
-			b.ReportMetric(float64(late.Quantile(0.99).Microseconds())/1e3, "late-p99-ms")
-			b.ReportMetric(float64(late.Quantile(1).Microseconds())/1e3, "late-max-ms")
+			reportTimes(b, "late", late)
 			reportSteps(b, q)
 		})
 	}
-}
-
-// produceDue produces n tasks with four callers. From first on, rate of them are due each second.
-func produceDue(b *testing.B, q *codeq.Queue, n, rate int, first time.Time) {
-	const callers, size = 4, 1000
-	var callersDone sync.WaitGroup
-	for c := range callers {
-		callersDone.Go(func() {
-			batch := make([]codeq.Task, size)
-			for from := c * size; from < n; from += callers * size {
-				for i := range batch {
-					at := first.Add(time.Duration(from+i) * time.Second / time.Duration(rate))
-					batch[i] = codeq.Task{Queue: queueName, Payload: binary.BigEndian.AppendUint64(nil, uint64(from+i)), RunAt: at}
-				}
-				if _, err := q.ProduceBatch(context.Background(), batch); err != nil {
-					b.Error(err)
-					return
-				}
-			}
-		})
-	}
-	callersDone.Wait()
 }

@@ -3,13 +3,14 @@ package bench
 import (
 	"context"
 	"math/rand/v2"
-	"slices"
 	"strconv"
 	"testing"
 	"time"
 
 	"codeq"
 	"codeq/bench/workload"
+
+	"github.com/stretchr/testify/require"
 )
 
 // BenchmarkFeatures is FullCycle with one feature in use on every task, and
@@ -38,16 +39,7 @@ func BenchmarkFeatures(b *testing.B) {
 		{"groups=100000", func(_, _ int, t codeq.Task) codeq.Task { t.Group = groups[rand.IntN(len(groups))]; return t }},
 	} {
 		b.Run(f.name, func(b *testing.B) {
-			q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: 1, Durability: codeq.DurabilityProcess})
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer func() {
-				if err := q.Close(); err != nil {
-					b.Error(err)
-				}
-			}()
-			measure(b, workload.Load{}, workload.Calls{Queues: []*codeq.Queue{q}, Shape: f.shape})
+			measure(b, workload.Load{}, workload.Calls{Queues: []*codeq.Queue{newQueue(b, process(1))}, Shape: f.shape})
 		})
 	}
 }
@@ -63,39 +55,18 @@ func BenchmarkFairness(b *testing.B) {
 	for _, shards := range []int{1, 2} {
 		b.Run("shards="+strconv.Itoa(shards), func(b *testing.B) {
 			ctx := context.Background()
-			q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: shards, Durability: codeq.DurabilityProcess})
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer func() {
-				if err := q.Close(); err != nil {
-					b.Error(err)
-				}
-			}()
-			crowd := slices.Repeat([]codeq.Task{{Queue: queueName, Tenant: "crowd", Payload: payload}}, 10_000)
-			for range waiting / len(crowd) {
-				if _, err := q.ProduceBatch(ctx, crowd); err != nil {
-					b.Fatal(err)
-				}
-			}
-			for i := range late {
-				if _, err := q.Produce(ctx, codeq.Task{Queue: queueName, Tenant: strconv.Itoa(i), Payload: payload}); err != nil {
-					b.Fatal(err)
-				}
-			}
+			q := newQueue(b, process(shards))
+			fill(b, q, 1, waiting, 10_000, func(int) codeq.Task { return codeq.Task{Queue: queueName, Tenant: "crowd", Payload: payload} })
+			fill(b, q, 1, late, 1, func(i int) codeq.Task { return codeq.Task{Queue: queueName, Tenant: strconv.Itoa(i), Payload: payload} })
 			claims, served := 0, 0
 			for served < late {
 				l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{queueName}, NoWait: true})
-				if err != nil {
-					b.Fatal(err)
-				}
+				require.NoError(b, err)
 				claims++
 				if l.Tenant != "crowd" {
 					served++
 				}
-				if err := q.Complete(ctx, l.Receipt, nil); err != nil {
-					b.Fatal(err)
-				}
+				require.NoError(b, q.Complete(ctx, l.Receipt, nil))
 			}
 			b.ReportMetric(0, "ns/op")
 			b.ReportMetric(float64(claims), "claims")

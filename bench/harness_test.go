@@ -2,13 +2,20 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
+	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"codeq"
 	"codeq/bench/workload"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 )
 
 var (
@@ -28,41 +35,127 @@ var payload = []byte(`{"bench":true}`)
 
 var durabilities = []codeq.Durability{codeq.DurabilityNone, codeq.DurabilityProcess, codeq.DurabilityDisk}
 
+// process are the options of a queue with the durability *process*; 0 shards: the default.
+func process(shards int) codeq.Options {
+	return codeq.Options{Shards: shards, Durability: codeq.DurabilityProcess}
+}
+
+// newQueue opens a queue in a new directory.
+func newQueue(b *testing.B, opts codeq.Options) *codeq.Queue { return open(b, b.TempDir(), opts) }
+
+// open opens the queue of a directory. It is closed at the end of the benchmark at the latest.
+func open(b *testing.B, dir string, opts codeq.Options) *codeq.Queue {
+	q, err := codeq.Open(dir, &opts)
+	require.NoError(b, err)
+	b.Cleanup(func() { require.NoError(b, q.Close()) })
+	return q
+}
+
 // forEach runs f at every durability with one and with two shards.
 func forEach(b *testing.B, f func(b *testing.B, q *codeq.Queue)) {
 	for _, d := range durabilities {
 		for _, shards := range []int{1, 2} {
 			b.Run(fmt.Sprintf("durability=%v/shards=%d", d, shards), func(b *testing.B) {
-				q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: shards, Durability: d})
-				if err != nil {
-					b.Fatal(err)
-				}
-				defer func() {
-					if err := q.Close(); err != nil {
-						b.Error(err)
-					}
-				}()
-				f(b, q)
+				f(b, newQueue(b, codeq.Options{Shards: shards, Durability: d}))
 			})
 		}
 	}
 }
 
+// fill stores n tasks in batches, by some callers. task returns the i-th task.
+func fill(b *testing.B, q *codeq.Queue, callers, n, batch int, task func(i int) codeq.Task) {
+	require.NoError(b, workload.Fill(context.Background(), []*codeq.Queue{q}, callers, n, batch, task))
+}
+
+// stock stores n tasks of a queue.
+func stock(b *testing.B, q *codeq.Queue, queue string, n int) {
+	fill(b, q, 1, n, 1000, func(int) codeq.Task { return codeq.Task{Queue: queue, Payload: payload} })
+}
+
+// cycle claims and completes a task.
+func cycle(q *codeq.Queue, req codeq.ClaimRequest) error {
+	l, err := q.Claim(context.Background(), req)
+	if err != nil {
+		return err
+	}
+	return q.Complete(context.Background(), l.Receipt, nil)
+}
+
+// complete waits for a task of a queue, and completes it.
+func complete(b *testing.B, q *codeq.Queue, queue string) {
+	require.NoError(b, cycle(q, codeq.ClaimRequest{Queues: []string{queue}}))
+}
+
+// workOff runs the workers until they have handled n tasks of the queues, or until ctx ends. It
+// calls handle with each task and its number, and returns the number of tasks.
+func workOff(ctx context.Context, b *testing.B, q *codeq.Queue, queues []string, n int, handle func(nth int, j *codeq.Job[[]byte])) int {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	var done atomic.Int64
+	m := new(codeq.Mux)
+	for _, queue := range queues {
+		codeq.Handle(m, queue, func(_ context.Context, j *codeq.Job[[]byte]) error {
+			nth := int(done.Add(1))
+			handle(nth, j)
+			if nth == n {
+				stop()
+			}
+			return nil
+		})
+	}
+	require.NoError(b, q.Run(ctx, m, &codeq.RunOptions{Concurrency: workers}))
+	return int(done.Load())
+}
+
+// rateOf returns the calls of f a second by some callers, for a quarter of the window. A caller
+// ends when f returns codeq.ErrEmpty. f gets the number of the call.
+func rateOf(b *testing.B, callers int, f func(n int) error) float64 {
+	start := time.Now()
+	end := start.Add(*window / 4)
+	var calls atomic.Int64
+	var g errgroup.Group
+	for c := range callers {
+		g.Go(func() error {
+			for n := c; time.Now().Before(end); n += callers {
+				if err := f(n); errors.Is(err, codeq.ErrEmpty) {
+					return nil
+				} else if err != nil {
+					return err
+				}
+				calls.Add(1)
+			}
+			return nil
+		})
+	}
+	require.NoError(b, g.Wait())
+	return float64(calls.Load()) / time.Since(start).Seconds()
+}
+
+// sizesOf adds up the sizes of the files below a directory, by their kinds. Files may vanish
+// meanwhile.
+func sizesOf(dir string, kind func(path string) string) map[string]int64 {
+	sizes := make(map[string]int64)
+	_ = filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return nil
+		}
+		if info, err := e.Info(); err == nil {
+			sizes[kind(path)] += info.Size()
+		}
+		return nil
+	})
+	return sizes
+}
+
 // measure runs a load for the warm-up and the window, and reports.
 func measure(b *testing.B, l workload.Load, d workload.Driver) {
 	run := workload.Start(context.Background(), l, d)
-	defer func() {
-		if err := run.Stop(); err != nil {
-			b.Error(err)
-		}
-	}()
+	defer func() { require.NoError(b, run.Stop()) }()
 	time.Sleep(*warmup)
 	stopProfiles := startProfiles(b)
 	res, err := run.Measure(*window)
 	stopProfiles()
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	b.ReportMetric(0, "ns/op") // -window sets the length of the run
 	if res.FellBehind() {
 		b.Skipf("discarded: completions fell behind: %d created, %d completed in %v", res.Created, res.Completed, res.Elapsed)
@@ -85,14 +178,8 @@ func startProfiles(b *testing.B) (stop func()) {
 		return func() {}
 	}
 	finish, err := workload.Profile(*profiles, b.Name())
-	if err != nil {
-		b.Fatal(err)
-	}
-	return func() {
-		if err := finish(); err != nil {
-			b.Error(err)
-		}
-	}
+	require.NoError(b, err)
+	return func() { require.NoError(b, finish()) }
 }
 
 // reportSteps reports the longest steps of an owner since Open, in ms: of the upkeep of the store,
@@ -101,9 +188,7 @@ func reportSteps(b *testing.B, queues ...*codeq.Queue) {
 	var shards []codeq.ShardStorage
 	for _, q := range queues {
 		st, err := q.StorageStats()
-		if err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, err)
 		shards = append(shards, st.Shards...)
 	}
 	var upkeep, operations, commit time.Duration
@@ -120,7 +205,16 @@ func reportSteps(b *testing.B, queues ...*codeq.Queue) {
 			}
 		}
 	}
-	b.ReportMetric(float64(upkeep.Microseconds())/1e3, "upkeep-ms")
-	b.ReportMetric(float64(operations.Microseconds())/1e3, "operations-ms")
-	b.ReportMetric(float64(commit.Microseconds())/1e3, "commit-ms")
+	b.ReportMetric(ms(upkeep), "upkeep-ms")
+	b.ReportMetric(ms(operations), "operations-ms")
+	b.ReportMetric(ms(commit), "commit-ms")
 }
+
+// reportTimes reports the median, the 99th percentile and the maximum, in milliseconds.
+func reportTimes(b *testing.B, name string, of workload.Latencies) {
+	b.ReportMetric(ms(of.Quantile(0.5)), name+"-p50-ms")
+	b.ReportMetric(ms(of.Quantile(0.99)), name+"-p99-ms")
+	b.ReportMetric(ms(of.Quantile(1)), name+"-max-ms")
+}
+
+func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }

@@ -2,7 +2,6 @@ package bench
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -10,24 +9,21 @@ import (
 
 	"codeq"
 	"codeq/bench/workload"
+
+	"github.com/stretchr/testify/require"
 )
 
 // BenchmarkIdle is the cost of an idle open queue, in percent of one core: two shards, a waiting
 // claim, a long lease and a scheduled task that is not due.
 func BenchmarkIdle(b *testing.B) {
-	q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: 2, Durability: codeq.DurabilityProcess})
-	if err != nil {
-		b.Fatal(err)
-	}
+	q := newQueue(b, process(2))
 	ctx, cancel := context.WithCancel(context.Background())
 	for _, t := range []codeq.Task{{Queue: "leased"}, {Queue: "later", RunAt: time.Now().Add(time.Hour)}} {
-		if _, err := q.Produce(ctx, t); err != nil {
-			b.Fatal(err)
-		}
+		_, err := q.Produce(ctx, t)
+		require.NoError(b, err)
 	}
-	if _, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"leased"}, LeaseFor: time.Hour}); err != nil {
-		b.Fatal(err)
-	}
+	_, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"leased"}, LeaseFor: time.Hour})
+	require.NoError(b, err)
 	waiting := make(chan error)
 	go func() {
 		_, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"later"}})
@@ -35,19 +31,14 @@ func BenchmarkIdle(b *testing.B) {
 	}()
 	reportIdle(b)
 	cancel()
-	if err := <-waiting; !errors.Is(err, context.Canceled) {
-		b.Error(err)
-	}
-	if err := q.Close(); err != nil {
-		b.Error(err)
-	}
+	require.ErrorIs(b, <-waiting, context.Canceled)
 }
 
 // BenchmarkIdleCluster is the cost of three idle nodes in one process, in percent of one core.
 func BenchmarkIdleCluster(b *testing.B) {
 	for _, shards := range []int{1, 3, 8, 32} {
 		b.Run(fmt.Sprintf("shards=%d", shards), func(b *testing.B) {
-			openCluster(b, 3, codeq.Options{Shards: shards})
+			openCluster(b, b.TempDir(), codeq.Options{Shards: shards})
 			reportIdle(b)
 		})
 	}
@@ -70,10 +61,7 @@ func reportIdle(b *testing.B) {
 func BenchmarkHandOff(b *testing.B) {
 	for _, d := range durabilities {
 		b.Run("durability="+d.String(), func(b *testing.B) {
-			q, err := codeq.Open(b.TempDir(), &codeq.Options{Durability: d})
-			if err != nil {
-				b.Fatal(err)
-			}
+			q := newQueue(b, codeq.Options{Durability: d})
 			ctx := context.Background()
 			claimed := make(chan time.Time)
 			req := codeq.ClaimRequest{Queues: []string{queueName}}
@@ -91,18 +79,14 @@ func BenchmarkHandOff(b *testing.B) {
 				}()
 				time.Sleep(time.Millisecond) // the claim waits, everything is idle
 				start := time.Now()
-				if _, err := q.Produce(ctx, codeq.Task{Queue: queueName, Payload: payload}); err != nil {
-					b.Fatal(err)
-				}
+				_, err := q.Produce(ctx, codeq.Task{Queue: queueName, Payload: payload})
+				require.NoError(b, err)
 				took = append(took, (<-claimed).Sub(start))
 			}
 			slices.Sort(took)
 			b.ReportMetric(0, "ns/op")
 			b.ReportMetric(float64(took[len(took)/2].Nanoseconds())/1e3, "p50-us")
 			b.ReportMetric(float64(took[len(took)*99/100].Nanoseconds())/1e3, "p99-us")
-			if err := q.Close(); err != nil {
-				b.Error(err)
-			}
 		})
 	}
 }

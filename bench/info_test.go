@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"codeq"
+
+	"github.com/stretchr/testify/require"
 )
 
 // BenchmarkInfo is a dashboard that asks for all of 10,000 queues, or for one with 100,000 tenants.
@@ -15,35 +17,22 @@ import (
 // include a wait of the process for a processor.
 func BenchmarkInfo(b *testing.B) {
 	b.Run("queues", func(b *testing.B) {
-		info(b, 10_000, func(n int) codeq.Task { return codeq.Task{Queue: fmt.Sprint("queue ", n)} })
+		info(b, 10_000, func(n int) codeq.Task { return codeq.Task{Queue: fmt.Sprint("queue ", n), Payload: payload} })
 	})
 	b.Run("tenants", func(b *testing.B) {
-		info(b, 100_000, func(n int) codeq.Task { return codeq.Task{Queue: queueName, Tenant: fmt.Sprint(n)} })
+		info(b, 100_000, func(n int) codeq.Task { return codeq.Task{Queue: queueName, Tenant: fmt.Sprint(n), Payload: payload} })
 	})
 }
 
 func info(b *testing.B, n int, task func(n int) codeq.Task) {
 	ctx, dir := context.Background(), b.TempDir()
-	q := open(b, dir)
-	const batch = 1000
-	for first := 0; first < n; first += batch {
-		tasks := make([]codeq.Task, batch)
-		for i := range tasks {
-			tasks[i] = task(first + i)
-			tasks[i].Payload = payload
-		}
-		if _, err := q.ProduceBatch(ctx, tasks); err != nil {
-			b.Fatal(err)
-		}
-	}
-	if err := q.Close(); err != nil {
-		b.Fatal(err)
-	}
-	q = open(b, dir)
+	q := open(b, dir, process(0))
+	fill(b, q, 1, n, 1000, task)
+	require.NoError(b, q.Close())
+	q = open(b, dir, process(0))
 	ask := func() {
-		if _, err := q.Info(ctx); err != nil {
-			b.Fatal(err)
-		}
+		_, err := q.Info(ctx)
+		require.NoError(b, err)
 	}
 	begin := time.Now()
 	ask()
@@ -52,15 +41,13 @@ func info(b *testing.B, n int, task func(n int) codeq.Task) {
 		ask()
 	}
 	st, err := q.StorageStats()
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	var most, longest time.Duration
 	for i := range st.Shards {
 		groups := &st.Shards[i].Upkeep[codeq.UpkeepGroup]
 		most, longest = max(most, groups.Quantile(0.999)), max(longest, groups.Max)
 	}
-	b.ReportMetric(float64(first.Microseconds())/1e3, "ms/first")
-	b.ReportMetric(float64(most.Microseconds())/1e3, "ms/p999-group")
-	b.ReportMetric(float64(longest.Microseconds())/1e3, "ms/longest-group")
+	b.ReportMetric(ms(first), "ms/first")
+	b.ReportMetric(ms(most), "ms/p999-group")
+	b.ReportMetric(ms(longest), "ms/longest-group")
 }

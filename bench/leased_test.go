@@ -2,10 +2,13 @@ package bench
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
 
 	"codeq"
+
+	"github.com/stretchr/testify/require"
 )
 
 // BenchmarkLeased is Get and List beside 1,000,000 leases (100,000 with -short) of one
@@ -18,18 +21,11 @@ func BenchmarkLeased(b *testing.B) {
 		leases = 100_000
 	}
 	ctx := context.Background()
-	q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: 1, Durability: codeq.DurabilityProcess})
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer func() {
-		if err := q.Close(); err != nil {
-			b.Error(err)
-		}
-	}()
+	q := newQueue(b, process(1))
 	lease(b, q, "few", 10, false)
 	lease(b, q, queueName, leases, false)
-	ids := stock(b, q, queueName, ready)
+	ids, err := q.ProduceBatch(ctx, slices.Repeat([]codeq.Task{{Queue: queueName, Payload: payload}}, ready))
+	require.NoError(b, err)
 	list := func(o codeq.ListOptions, want int) func(*testing.B) {
 		return func(b *testing.B) {
 			for b.Loop() {
@@ -40,9 +36,7 @@ func BenchmarkLeased(b *testing.B) {
 					}
 					n++
 				}
-				if n != want {
-					b.Fatalf("%d tasks of %d", n, want)
-				}
+				require.Equal(b, want, n)
 			}
 		}
 	}
@@ -61,22 +55,6 @@ func BenchmarkLeased(b *testing.B) {
 	b.Run("List/leased", list(codeq.ListOptions{State: codeq.Leased, Queue: queueName}, leases))
 }
 
-// stock produces tasks.
-func stock(b *testing.B, q *codeq.Queue, queue string, n int) (ids []codeq.ID) {
-	for len(ids) < n {
-		tasks := make([]codeq.Task, min(1000, n-len(ids)))
-		for i := range tasks {
-			tasks[i] = codeq.Task{Queue: queue, Payload: payload}
-		}
-		made, err := q.ProduceBatch(context.Background(), tasks)
-		if err != nil {
-			b.Fatal(err)
-		}
-		ids = append(ids, made...)
-	}
-	return ids
-}
-
 // BenchmarkLeasedEnd is 1,000,000 leases (100,000 with -short) that all end at once, since their
 // process has ended. It reports the time from Open until all tasks are ready, and the time of
 // single cycles of another queue during it.
@@ -87,22 +65,14 @@ func BenchmarkLeasedEnd(b *testing.B) {
 	}
 	for b.Loop() {
 		dir := b.TempDir()
-		q := open(b, dir)
+		q := open(b, dir, process(0))
 		lease(b, q, queueName, leases, true)
-		if err := q.Close(); err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, q.Close())
 		start := time.Now()
-		q = open(b, dir)
-		took, cycles, worst := untilReady(b, q, leases, start)
-		b.ReportMetric(took.Seconds(), "s-until-ready")
-		b.ReportMetric(float64(leases)/took.Seconds(), "ready/s")
-		b.ReportMetric(float64(cycles), "other-cycles")
-		b.ReportMetric(float64(worst.Microseconds())/1e3, "other-cycle-max-ms")
+		q = open(b, dir, process(0))
+		untilReady(b, q, leases, start)
 		reportSteps(b, q)
-		if err := q.Close(); err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, q.Close())
 	}
 }
 
@@ -115,9 +85,7 @@ func lease(b *testing.B, q *codeq.Queue, queue string, n int, local bool) {
 			got, err := q.ClaimBatch(context.Background(), codeq.ClaimRequest{
 				Queues: []string{queue}, Max: batch, LeaseFor: 24 * time.Hour, Local: local,
 			})
-			if err != nil {
-				b.Fatal(err)
-			}
+			require.NoError(b, err)
 			batch -= len(got)
 			left -= len(got)
 		}

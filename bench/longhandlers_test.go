@@ -2,15 +2,13 @@ package bench
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"path/filepath"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
 	"codeq"
@@ -45,23 +43,15 @@ func BenchmarkLongHandlers(b *testing.B) {
 func longHandlers(b *testing.B, each int) {
 	const nodes, shards = 3, 3
 	dir := b.TempDir()
-	queues, err := workload.OpenCluster(context.Background(), dir, nodes, codeq.Options{Durability: codeq.DurabilityProcess, Shards: shards})
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer func() {
-		if err := workload.CloseAll(queues); err != nil {
-			b.Error(err)
-		}
-	}()
+	queues := openCluster(b, dir, process(shards))
 	stop := beginLong(b, queues, each)
 	defer stop()
 	if each > 0 {
 		time.Sleep(*warmup)
 		renewals := float64(each*nodes) * 3 * window.Seconds() / 2 / longLease.Seconds()
-		log, usage := logBytes(b, dir), workload.ReadUsage()
+		log, usage := logBytes(dir), workload.ReadUsage()
 		time.Sleep(*window / 2)
-		b.ReportMetric(float64(logBytes(b, dir)-log)/nodes/renewals, "log-B/renewal")
+		b.ReportMetric(float64(logBytes(dir)-log)/nodes/renewals, "log-B/renewal")
 		b.ReportMetric(100*workload.ReadUsage().Since(usage).CPU.Seconds()/(window.Seconds()/2), "alone-cpu-%")
 	}
 	measure(b, workload.Load{Batch: batch, Backlog: 2 * producers * batch}, workload.Runner{Queues: queues})
@@ -108,26 +98,11 @@ func beginLong(b *testing.B, queues []*codeq.Queue, each int) (stop func()) {
 	}
 	return func() {
 		cancel()
-		if err := runs.Wait(); err != nil && !errors.Is(err, context.Canceled) {
-			b.Error(err)
-		}
+		require.NoError(b, runs.Wait())
 	}
 }
 
 // logBytes is the size of the logs of Raft of all nodes.
-func logBytes(b *testing.B, dir string) (size int64) {
-	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
-		if err != nil || filepath.Base(filepath.Dir(path)) != "raft" || !strings.HasSuffix(path, ".log") {
-			return err
-		}
-		info, err := e.Info()
-		if err == nil {
-			size += info.Size()
-		}
-		return err
-	})
-	if err != nil {
-		b.Fatal(err)
-	}
-	return size
+func logBytes(dir string) int64 {
+	return sizesOf(dir, func(path string) string { return filepath.Base(filepath.Dir(path)) + filepath.Ext(path) })["raft.log"]
 }

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"codeq"
+
+	"github.com/stretchr/testify/require"
 )
 
 // BenchmarkOrder takes a backlog of random priorities out of a queue of several shards. It reports
@@ -32,24 +34,11 @@ func BenchmarkOrder(b *testing.B) {
 
 func measureOrder(b *testing.B, tasks, shards, callers, size int) {
 	ctx := context.Background()
-	q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: shards, Durability: codeq.DurabilityProcess})
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer func() {
-		if err := q.Close(); err != nil {
-			b.Error(err)
-		}
-	}()
-	priorities := make([]int, tasks)
-	for i := range priorities {
-		priorities[i] = i * 7 % 10
-		if _, err := q.Produce(ctx, codeq.Task{
-			Queue: queueName, Priority: priorities[i], Payload: binary.BigEndian.AppendUint32(nil, uint32(i)),
-		}); err != nil {
-			b.Fatal(err)
-		}
-	}
+	q := newQueue(b, process(shards))
+	priority := func(i int) int { return i * 7 % 10 }
+	fill(b, q, 1, tasks, 1, func(i int) codeq.Task {
+		return codeq.Task{Queue: queueName, Priority: priority(i), Payload: binary.BigEndian.AppendUint32(nil, uint32(i))}
+	})
 	var (
 		mu    sync.Mutex
 		order []int // of the tasks that claims returned
@@ -71,14 +60,12 @@ func measureOrder(b *testing.B, tasks, shards, callers, size int) {
 		})
 	}
 	wg.Wait()
-	if len(order) != tasks {
-		b.Fatalf("%d of %d tasks were claimed", len(order), tasks)
-	}
+	require.Len(b, order, tasks)
 	// For each task, count the later tasks that should have come before it. Begin at the end.
 	urgent, older, passed := 0, 0, 0
 	var later [10][]int // by priority, the tasks that come later, sorted
 	for _, n := range slices.Backward(order) {
-		p := priorities[n]
+		p := priority(n)
 		more := 0
 		for _, l := range later[p+1:] {
 			more += len(l)

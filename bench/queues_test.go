@@ -4,11 +4,12 @@ import (
 	"context"
 	"fmt"
 	"runtime"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"codeq"
+
+	"github.com/stretchr/testify/require"
 )
 
 // BenchmarkIdleQueues is the cost of 1,000,000 queues (100,000 with -short): emptied, after each
@@ -29,50 +30,29 @@ func idleQueues(b *testing.B, queues int, empty bool) {
 	for b.Loop() {
 		dir := b.TempDir()
 		before := heapBytes()
-		q := open(b, dir)
+		q := open(b, dir, process(0))
 		begin := time.Now()
 		const batch = 1000
 		for n := 0; n < queues; n += batch {
-			tasks := make([]codeq.Task, batch)
-			for i := range tasks {
-				tasks[i] = codeq.Task{Queue: fmt.Sprint("queue ", n+i), Payload: payload}
-			}
-			if _, err := q.ProduceBatch(ctx, tasks); err != nil {
-				b.Fatal(err)
-			}
+			name := func(i int) string { return fmt.Sprint("queue ", n+i) }
+			fill(b, q, 1, batch, batch, func(i int) codeq.Task { return codeq.Task{Queue: name(i), Payload: payload} })
 			for i := 0; empty && i < batch; i++ {
-				complete(b, q, tasks[i].Queue)
+				complete(b, q, name(i))
 			}
 		}
 		b.ReportMetric(float64(time.Since(begin).Microseconds())/float64(queues), "us/queue")
 		b.ReportMetric(float64(heapBytes()-before)/float64(queues), "B/queue")
 
-		var longest atomic.Int64
-		stop, stopped := make(chan struct{}), make(chan struct{})
-		go func() {
-			defer close(stopped)
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				begin := time.Now()
-				if _, err := q.Produce(ctx, codeq.Task{Queue: "beside"}); err != nil {
-					b.Error(err)
-					return
-				}
-				longest.Store(max(longest.Load(), int64(time.Since(begin))))
-			}
-		}()
+		stock(b, q, "beside", 1)
+		during, stop := context.WithCancel(ctx)
+		beside := produceBeside(during, q)
 		begin = time.Now()
-		if _, err := q.Stats(ctx); err != nil {
-			b.Fatal(err)
-		}
+		_, err := q.Stats(ctx)
+		require.NoError(b, err)
 		b.ReportMetric(float64(time.Since(begin).Milliseconds()), "ms/Stats")
-		close(stop)
-		<-stopped
-		b.ReportMetric(float64(longest.Load())/1e6, "ms/produce-beside")
+		stop()
+		waited := <-beside
+		b.ReportMetric(ms(waited.Quantile(1)), "ms/produce-beside")
 		reopen(b, q, dir, "beside")
 	}
 }
@@ -86,7 +66,7 @@ func BenchmarkLeasedOpen(b *testing.B) {
 	}
 	for b.Loop() {
 		dir := b.TempDir()
-		q := open(b, dir)
+		q := open(b, dir, process(0))
 		lease(b, q, queueName, leases, false)
 		stock(b, q, queueName, 1)
 		reopen(b, q, dir, queueName)
@@ -95,30 +75,14 @@ func BenchmarkLeasedOpen(b *testing.B) {
 
 // reopen closes a queue, opens it, and claims a task.
 func reopen(b *testing.B, q *codeq.Queue, dir, queue string) {
-	if err := q.Close(); err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, q.Close())
 	begin := time.Now()
-	q = open(b, dir)
+	q = open(b, dir, process(0))
 	b.ReportMetric(float64(time.Since(begin).Milliseconds()), "ms/Open")
 	complete(b, q, queue)
 	b.ReportMetric(float64(time.Since(begin).Milliseconds()), "ms/first-claim")
 	reportSteps(b, q)
-	if err := q.Close(); err != nil {
-		b.Fatal(err)
-	}
-}
-
-// complete claims a task and ends it.
-func complete(b *testing.B, q *codeq.Queue, queue string) {
-	ctx := context.Background()
-	l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{queue}})
-	if err == nil {
-		err = q.Complete(ctx, l.Receipt, nil)
-	}
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, q.Close())
 }
 
 // heapBytes is the memory in use.

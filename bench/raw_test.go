@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"codeq/bench/workload"
+
+	"github.com/stretchr/testify/require"
 )
 
 // BenchmarkRawPebble is the limit that the engine works under.
@@ -12,13 +14,9 @@ func BenchmarkRawPebble(b *testing.B) {
 	for _, dbs := range []int{1, 2} {
 		b.Run(fmt.Sprintf("dbs=%d", dbs), func(b *testing.B) {
 			raw, err := workload.OpenRawPebble(b.TempDir(), dbs, workers)
-			if err != nil {
-				b.Fatal(err)
-			}
+			require.NoError(b, err)
 			measure(b, workload.Load{Producers: dbs, Batch: batch}, raw)
-			if err := raw.Close(); err != nil {
-				b.Error(err)
-			}
+			require.NoError(b, raw.Close())
 		})
 	}
 }

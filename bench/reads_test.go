@@ -7,26 +7,15 @@ import (
 	"testing"
 
 	"codeq"
+
+	"github.com/stretchr/testify/require"
 )
 
 // BenchmarkReads makes calls that write nothing on the node that leads the only shard of three. A
 // leader checks that it still leads before it answers.
 func BenchmarkReads(b *testing.B) {
 	ctx := context.Background()
-	c := newNodes(b, codeq.Options{Shards: 1, Durability: codeq.DurabilityProcess})
-	q := c.queues[0]
-	if _, err := q.Stats(ctx); err != nil {
-		b.Fatal(err)
-	}
-	status, err := q.ClusterStatus(ctx)
-	if err != nil {
-		b.Fatal(err)
-	}
-	for i, p := range c.peers {
-		if p.Node == status.Shards[0].Leader {
-			q = c.queues[i]
-		}
-	}
+	q := openCluster(b, b.TempDir(), process(1))[0]
 	for _, call := range []struct {
 		name string
 		do   func() error
@@ -48,9 +37,7 @@ func BenchmarkReads(b *testing.B) {
 				b.SetParallelism(callers)
 				if callers == 1 {
 					for b.Loop() {
-						if err := call.do(); err != nil {
-							b.Fatal(err)
-						}
+						require.NoError(b, call.do())
 					}
 				} else {
 					b.RunParallel(func(pb *testing.PB) {

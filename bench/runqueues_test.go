@@ -3,7 +3,6 @@ package bench
 import (
 	"context"
 	"fmt"
-	"sync/atomic"
 	"testing"
 
 	"codeq"
@@ -31,42 +30,14 @@ func BenchmarkQueues(b *testing.B) {
 // runQueues works off tasks with Run. The tasks are spread over queues. The timer measures only
 // Run.
 func runQueues(b *testing.B, queues, tasks int) {
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	q, err := codeq.Open(b.TempDir(), &codeq.Options{Durability: codeq.DurabilityProcess})
-	if err != nil {
-		b.Fatal(err)
+	q := newQueue(b, process(0))
+	names := make([]string, queues)
+	for i := range names {
+		names[i] = fmt.Sprint("queue ", i)
 	}
-	defer func() {
-		if err := q.Close(); err != nil {
-			b.Error(err)
-		}
-	}()
-	m := new(codeq.Mux)
-	var left atomic.Int64
-	left.Store(int64(tasks))
-	for i := range queues {
-		codeq.Handle(m, fmt.Sprint("queue ", i), func(context.Context, *codeq.Job[[]byte]) error {
-			if left.Add(-1) == 0 {
-				cancel()
-			}
-			return nil
-		})
-	}
-	for n := 0; n < tasks; {
-		list := make([]codeq.Task, min(1000, tasks-n))
-		for i := range list {
-			list[i] = codeq.Task{Queue: fmt.Sprint("queue ", n%queues), Payload: payload}
-			n++
-		}
-		if _, err := q.ProduceBatch(ctx, list); err != nil {
-			b.Fatal(err)
-		}
-	}
+	fill(b, q, 1, tasks, 1000, func(i int) codeq.Task { return codeq.Task{Queue: names[i%queues], Payload: payload} })
 	b.StartTimer()
-	if err := q.Run(ctx, m, &codeq.RunOptions{Concurrency: workers}); err != nil {
-		b.Fatal(err)
-	}
+	workOff(context.Background(), b, q, names, tasks, func(int, *codeq.Job[[]byte]) {})
 	b.StopTimer()
 	reportSteps(b, q)
 }

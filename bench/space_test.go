@@ -6,13 +6,13 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"codeq"
+
+	"github.com/stretchr/testify/require"
 )
 
 var (
@@ -66,14 +66,15 @@ func (row *spaceRow) run(b *testing.B) {
 	dir := b.TempDir()
 	opts := row.opts
 	opts.Durability = codeq.DurabilityProcess
-	q, err := codeq.Open(dir, &opts)
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer func() { _ = q.Close() }()
+	q := open(b, dir, opts)
 	tasks := int(*spaceBytes) / *spacePayload
 	began := time.Now()
-	row.fill(b, q, tasks)
+	fill(b, q, 1, tasks, max(1, (1<<20) / *spacePayload), func(i int) codeq.Task {
+		t := row.task(i)
+		t.Payload = make([]byte, *spacePayload)
+		_, _ = rand.Read(t.Payload)
+		return t
+	})
 	produced := storageOf(b, q)
 	filled := time.Since(began)
 
@@ -116,9 +117,7 @@ func (row *spaceRow) run(b *testing.B) {
 		b.Fatal(err)
 	}
 	if row.end != nil {
-		if err := row.end(ctx, q); err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, row.end(ctx, q))
 	}
 	atEnd := storageOf(b, q)
 	rest := func() space {
@@ -133,12 +132,8 @@ func (row *spaceRow) run(b *testing.B) {
 		return storageOf(b, q)
 	}
 	rested := rest()
-	if err := q.Close(); err != nil {
-		b.Fatal(err)
-	}
-	if q, err = codeq.Open(dir, &opts); err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, q.Close())
+	q = open(b, dir, opts)
 	opened := storageOf(b, q)
 	again := rest()
 	mb := func(n int64) float64 { return float64(n) / (1 << 20) }
@@ -152,7 +147,7 @@ func (row *spaceRow) run(b *testing.B) {
 	b.ReportMetric(mb(opened.tables), "opened-MB")
 	b.ReportMetric(mb(again.tables), "again-MB")
 	b.ReportMetric(mb(rested.compacted-produced.compacted), "compacted-MB")
-	b.ReportMetric(mb(du(b, dir)), "files-MB")
+	b.ReportMetric(mb(sizesOf(dir, func(string) string { return "" })[""]), "files-MB")
 }
 
 // space has the sizes of a queue's stores, in bytes.
@@ -165,9 +160,7 @@ func (s space) String() string {
 
 func storageOf(b *testing.B, q *codeq.Queue) (s space) {
 	st, err := q.StorageStats()
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	for i := range st.Shards {
 		s.disk += st.Shards[i].DiskBytes
 		s.tables += st.Shards[i].TableBytes
@@ -178,38 +171,4 @@ func storageOf(b *testing.B, q *codeq.Queue) (s space) {
 		s.l0 += int64(st.Shards[i].L0Tables)
 	}
 	return s
-}
-
-// fill produces tasks in batches of a mebibyte.
-func (row *spaceRow) fill(b *testing.B, q *codeq.Queue, tasks int) {
-	size := max(1, (1<<20) / *spacePayload)
-	for n := 0; n < tasks; n += size {
-		batch := make([]codeq.Task, min(size, tasks-n))
-		for i := range batch {
-			batch[i] = row.task(n + i)
-			batch[i].Payload = make([]byte, *spacePayload)
-			_, _ = rand.Read(batch[i].Payload)
-		}
-		if _, err := q.ProduceBatch(context.Background(), batch); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-// du is the size of all files in a directory.
-func du(b *testing.B, dir string) (total int64) {
-	err := filepath.WalkDir(dir, func(_ string, e os.DirEntry, err error) error {
-		if err != nil || e.IsDir() {
-			return err
-		}
-		info, err := e.Info()
-		if err == nil {
-			total += info.Size()
-		}
-		return nil
-	})
-	if err != nil {
-		b.Fatal(err)
-	}
-	return total
 }

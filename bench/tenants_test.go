@@ -12,6 +12,8 @@ import (
 
 	"codeq"
 	"codeq/bench/workload"
+
+	"github.com/stretchr/testify/require"
 )
 
 // drainTime is the longest time for the drain of a backlog. Rates are those until then.
@@ -31,24 +33,17 @@ func BenchmarkTenants(b *testing.B) {
 		for _, tenants := range counts {
 			b.Run(fmt.Sprintf("payload=%d/tenants=%d", size, tenants), func(b *testing.B) {
 				dir := b.TempDir()
-				q := open(b, dir)
+				q := open(b, dir, process(0))
 				fillTenants(b, q, []string{queueName}, tenants, tasks, size)
-				closeQueue(b, q)
+				require.NoError(b, q.Close())
 				start := time.Now()
-				q = open(b, dir)
-				l, err := q.Claim(context.Background(), codeq.ClaimRequest{Queues: []string{queueName}})
+				q = open(b, dir, process(0))
+				complete(b, q, queueName)
 				opened := time.Since(start)
-				if err == nil {
-					err = q.Complete(context.Background(), l.Receipt, nil)
-				}
-				if err != nil {
-					b.Fatal(err)
-				}
 				stop := startProfiles(b)
 				rate, heap := drain(b, q, tasks-1)
 				stop()
 				reportSteps(b, q)
-				closeQueue(b, q)
 				if tenants == 1 {
 					one = rate
 				}
@@ -57,7 +52,7 @@ func BenchmarkTenants(b *testing.B) {
 				if one > 0 {
 					b.ReportMetric(rate/one, "of-one")
 				}
-				b.ReportMetric(float64(opened.Microseconds())/1e3, "open-ms")
+				b.ReportMetric(ms(opened), "open-ms")
 				b.ReportMetric(float64(heap)/1e6, "heap-MB")
 			})
 		}
@@ -68,26 +63,17 @@ func BenchmarkTenants(b *testing.B) {
 func drain(b *testing.B, q *codeq.Queue, tasks int) (rate float64, heap uint64) {
 	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
 	defer cancel()
-	var done atomic.Int64
 	var once sync.Once
-	var m codeq.Mux
-	codeq.Handle(&m, queueName, func(context.Context, *codeq.Job[[]byte]) error {
-		n := done.Add(1)
-		if n == int64(tasks) {
-			cancel()
-		}
-		if n >= int64(tasks)/2 {
-			once.Do(func() { heap = heapInUse() })
-		}
-		return nil
-	})
+	note := func() { once.Do(func() { heap = heapInUse() }) }
 	start := time.Now()
-	if err := q.Run(ctx, &m, &codeq.RunOptions{Concurrency: workers}); err != nil {
-		b.Error(err)
-	}
+	done := workOff(ctx, b, q, []string{queueName}, tasks, func(nth int, _ *codeq.Job[[]byte]) {
+		if nth >= tasks/2 {
+			note()
+		}
+	})
 	took := time.Since(start)
-	once.Do(func() { heap = heapInUse() })
-	return float64(done.Load()) / took.Seconds(), heap
+	note()
+	return float64(done) / took.Seconds(), heap
 }
 
 func heapInUse() uint64 {
@@ -98,27 +84,14 @@ func heapInUse() uint64 {
 
 // fillTenants stores tasks in turn over queues and tenants.
 func fillTenants(b *testing.B, q *codeq.Queue, queues []string, tenants, tasks, size int) {
-	const most = 1000
 	payload := make([]byte, size)
-	batch := make([]codeq.Task, 0, most)
-	for i := range tasks {
+	fill(b, q, 1, tasks, 1000, func(i int) codeq.Task {
 		t := codeq.Task{Queue: queues[i%len(queues)], Payload: payload}
 		if tenants > 1 {
 			t.Tenant = fmt.Sprint("tenant ", i/len(queues)%tenants)
 		}
-		if batch = append(batch, t); len(batch) == most || i == tasks-1 {
-			if _, err := q.ProduceBatch(context.Background(), batch); err != nil {
-				b.Fatal(err)
-			}
-			batch = batch[:0]
-		}
-	}
-}
-
-func closeQueue(b *testing.B, q *codeq.Queue) {
-	if err := q.Close(); err != nil {
-		b.Error(err)
-	}
+		return t
+	})
 }
 
 // BenchmarkTenantsCalls is eight workers that claim and complete with single calls. Each tenant has
@@ -126,12 +99,11 @@ func closeQueue(b *testing.B, q *codeq.Queue) {
 func BenchmarkTenantsCalls(b *testing.B) {
 	for _, tenants := range []int{100, 300, 1000} {
 		b.Run(fmt.Sprintf("tenants=%d", tenants), func(b *testing.B) {
-			q := open(b, b.TempDir())
-			defer closeQueue(b, q)
+			q := newQueue(b, process(0))
 			fillTenants(b, q, []string{queueName}, tenants, tenants*1500, 100)
 			stop := startProfiles(b)
 			start, before := time.Now(), workload.ReadUsage()
-			rate := cycleRate(b, q, 8, func(int) string { return queueName }, false)
+			rate := rateOf(b, 8, func(int) error { return cycle(q, take(queueName)) })
 			used, cycles := workload.ReadUsage().Since(before), rate*time.Since(start).Seconds()
 			stop()
 			reportSteps(b, q)
@@ -166,9 +138,14 @@ func BenchmarkQueuesBeside(b *testing.B) {
 		{"1000-tenants-drained", queues[:1], 1000, 1000 * 150, true},
 	} {
 		b.Run(c.name, func(b *testing.B) {
-			q := open(b, b.TempDir())
-			defer closeQueue(b, q)
-			alone := cycleRate(b, q, 1, func(int) string { return own }, true)
+			q := newQueue(b, process(0))
+			innocent := func(int) error {
+				if _, err := q.Produce(context.Background(), codeq.Task{Queue: own, Payload: payload}); err != nil {
+					return err
+				}
+				return cycle(q, take(own))
+			}
+			alone := rateOf(b, 1, innocent)
 			fillTenants(b, q, c.queues, c.tenants, c.tasks, 1<<10)
 			ctx, cancel := context.WithCancel(context.Background())
 			var wg sync.WaitGroup
@@ -177,15 +154,17 @@ func BenchmarkQueuesBeside(b *testing.B) {
 				for w := range 8 {
 					wg.Go(func() {
 						for i := w; ctx.Err() == nil; i++ {
-							if cycle(b, q, c.queues[i%len(c.queues)]) {
+							if err := cycle(q, take(c.queues[i%len(c.queues)])); err == nil {
 								others.Add(1)
+							} else if !errors.Is(err, codeq.ErrEmpty) {
+								b.Error(err)
 							}
 						}
 					})
 				}
 			}
 			start := time.Now()
-			beside := cycleRate(b, q, 1, func(int) string { return own }, true)
+			beside := rateOf(b, 1, innocent)
 			rate := float64(others.Load()) / time.Since(start).Seconds()
 			cancel()
 			wg.Wait()
@@ -199,44 +178,7 @@ func BenchmarkQueuesBeside(b *testing.B) {
 	}
 }
 
-// cycleRate returns the tasks a second that workers do with single calls, for a quarter of the
-// window.
-func cycleRate(b *testing.B, q *codeq.Queue, workers int, queue func(worker int) string, produce bool) float64 {
-	ctx, cancel := context.WithTimeout(context.Background(), *window/4)
-	defer cancel()
-	var done atomic.Int64
-	var wg sync.WaitGroup
-	start := time.Now()
-	for w := range workers {
-		wg.Go(func() {
-			for ctx.Err() == nil {
-				if produce {
-					if _, err := q.Produce(context.Background(), codeq.Task{Queue: queue(w), Payload: payload}); err != nil {
-						b.Error(err)
-					}
-				}
-				if !cycle(b, q, queue(w)) {
-					return
-				}
-				done.Add(1)
-			}
-		})
-	}
-	wg.Wait()
-	return float64(done.Load()) / time.Since(start).Seconds()
-}
-
-// cycle claims and completes a task; false if there is none.
-func cycle(b *testing.B, q *codeq.Queue, queue string) bool {
-	l, err := q.Claim(context.Background(), codeq.ClaimRequest{Queues: []string{queue}, NoWait: true})
-	if errors.Is(err, codeq.ErrEmpty) {
-		return false
-	}
-	if err == nil {
-		err = q.Complete(context.Background(), l.Receipt, nil)
-	}
-	if err != nil {
-		b.Error(err)
-	}
-	return true
+// take is a claim that does not wait.
+func take(queue string) codeq.ClaimRequest {
+	return codeq.ClaimRequest{Queues: []string{queue}, NoWait: true}
 }

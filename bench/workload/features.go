@@ -164,36 +164,16 @@ func (l FeatureLoad) Run(ctx context.Context, stocked bool, before func() error)
 
 // Produce stores the tasks.
 func (l FeatureLoad) Produce(ctx context.Context) error {
-	var next atomic.Int64
-	g, ctx := errgroup.WithContext(ctx)
-	for c := range featureProducers {
-		q := l.Queues[c%len(l.Queues)]
-		g.Go(func() error {
-			batch := make([]codeq.Task, 0, featureBatch)
-			for {
-				from := int(next.Add(featureBatch)) - featureBatch
-				if from >= l.Tasks {
-					return nil
-				}
-				batch = batch[:0]
-				for i := from; i < min(from+featureBatch, l.Tasks); i++ {
-					var t codeq.Task
-					if l.Feature.task != nil {
-						t = l.Feature.task(l.First+i, len(batch))
-					}
-					t.Queue, t.Payload = QueueName, binary.BigEndian.AppendUint64(nil, uint64(i))
-					if l.Feature.due > 0 {
-						t.RunAt = time.Now().Add(l.Feature.due)
-					}
-					batch = append(batch, t)
-				}
-				if _, err := q.ProduceBatch(ctx, batch); err != nil {
-					return err
-				}
-			}
-		})
-	}
-	return g.Wait()
+	return Fill(ctx, l.Queues, featureProducers, l.Tasks, featureBatch, func(i int) (t codeq.Task) {
+		if l.Feature.task != nil {
+			t = l.Feature.task(l.First+i, i%featureBatch)
+		}
+		t.Queue, t.Payload = QueueName, binary.BigEndian.AppendUint64(nil, uint64(i))
+		if l.Feature.due > 0 {
+			t.RunAt = time.Now().Add(l.Feature.due)
+		}
+		return t
+	})
 }
 
 // Work runs tasks until Worked tasks have ended, and returns the number of ended ones: some more

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"sync"
 	"time"
 
 	"codeq"
@@ -136,7 +135,7 @@ func (m *measurer) point(ctx context.Context, dir string, s setting, profile str
 		}
 	}()
 	if s.ready > 0 {
-		if err := fill(ctx, queues[0], s.ready); err != nil {
+		if err := fill(ctx, queues, s.ready); err != nil {
 			return res, err
 		}
 	}
@@ -183,31 +182,18 @@ func open(ctx context.Context, dir string, s setting) ([]*codeq.Queue, error) {
 }
 
 // fill produces tasks up to a number, and waits until Pebble has compacted them.
-func fill(ctx context.Context, q *codeq.Queue, tasks int) error {
-	const size, producers = 1000, 4
-	stats, err := q.Stats(ctx)
+func fill(ctx context.Context, queues []*codeq.Queue, tasks int) error {
+	stats, err := queues[0].Stats(ctx)
 	if err != nil {
 		return err
 	}
 	missing := tasks - int(stats[workload.QueueName].Total())
-	if missing < size {
+	if missing < 1000 {
 		return nil
 	}
-	var wg sync.WaitGroup
-	errs := make([]error, producers)
-	for i := range producers {
-		wg.Go(func() {
-			b := make([]codeq.Task, size)
-			for k := range b {
-				b[k] = codeq.Task{Queue: workload.QueueName, Payload: []byte(`{"bench":true}`)}
-			}
-			for n := i * size; n < missing && errs[i] == nil; n += producers * size {
-				_, errs[i] = q.ProduceBatch(ctx, b)
-			}
-		})
-	}
-	wg.Wait()
-	return errors.Join(append(errs, calm(ctx))...)
+	task := codeq.Task{Queue: workload.QueueName, Payload: []byte(`{"bench":true}`)}
+	err = workload.Fill(ctx, queues, 4, missing, 1000, func(int) codeq.Task { return task })
+	return errors.Join(err, calm(ctx))
 }
 
 // calm waits until the process is almost idle, for ten seconds at most.
