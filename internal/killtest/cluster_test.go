@@ -1,19 +1,15 @@
 package killtest
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
-	"log/slog"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -31,10 +27,10 @@ import (
 	"codeq/internal/testkit"
 )
 
-// The cluster kill test runs three nodes as processes on loopback; they run this test binary again.
-// They produce and work. On their standard output they report the acknowledgements with their
-// times, and their shards as leaders. The parent kills one node after another with SIGKILL, starts
-// it again, and compares the acknowledgements with the work on the tasks.
+// The cluster kill test runs three nodes as processes on loopback. They produce and work. On their
+// standard output they report the acknowledgements with their times, and their shards as leaders.
+// The parent kills one node after another with SIGKILL, starts it again, and compares the
+// acknowledgements with the work on the tasks.
 
 var (
 	clusterFor      = flag.Duration("cluster.for", 0, "how long TestClusterKill keeps the nodes under load, at each durability; 0: 2s, 10s with -long")
@@ -42,10 +38,9 @@ var (
 )
 
 const (
-	clusterChildEnv = "CODEQ_CLUSTER_CHILD"
-	clusterShardsN  = 3
-	clusterQueue    = "kill"
-	clusterLease    = 3 * time.Second
+	clusterShardsN = 3
+	clusterQueue   = "kill"
+	clusterLease   = 3 * time.Second
 	// Each producer of a node pauses for so long after each task: the machine is busy, but
 	// elections still find processors.
 	clusterPause = 5 * time.Millisecond
@@ -61,64 +56,14 @@ type clusterConfig struct {
 	Joins bool // the node joins the others, and leaves them when it closes
 }
 
-// The reports of a node.
-const (
-	nodeLeads      = 'B' // number: a shard; the node begins to lead it
-	nodeLeadsNot   = 'E' // number: a shard; the node no longer leads it
-	nodeCaughtUp   = 'F' // has applied all entries that the shards' leaders had at its start
-	nodeProduced   = 'P' // acknowledged
-	nodeClaimed    = 'L' // acknowledged
-	nodeFinishing  = 'S' // a call of Complete follows
-	nodeUnfinished = 'U' // Complete has certainly not been applied
-	nodeCompleted  = 'C' // acknowledged
-	nodeDrained    = 'D' // number: tasks left when no work is left
-	nodeFormat     = 'V' // number: the oldest format of a shard, once all are known
-)
-
-// nodeEvent is one report. A pipe does not split it.
-type nodeEvent struct {
-	kind    byte
-	id      codeq.ID
-	number  uint64 // the payload of the task, unless the kind has another number
-	attempt int
-	at      time.Time
-}
-
-const nodeEventLen = 1 + 16 + 8 + 8 + 8
-
-func (e nodeEvent) report() {
-	b := append(make([]byte, 0, nodeEventLen), e.kind)
-	b = append(b, e.id[:]...)
-	b = binary.BigEndian.AppendUint64(b, e.number)
-	b = binary.BigEndian.AppendUint64(b, uint64(e.attempt))
-	b = binary.BigEndian.AppendUint64(b, uint64(time.Now().UnixNano()))
-	if _, err := os.Stdout.Write(b); err != nil {
-		os.Exit(1) // the parent has ended
-	}
-}
-
-func parseNodeEvent(b []byte) nodeEvent {
-	return nodeEvent{
-		kind: b[0], id: codeq.ID(b[1:17]), number: binary.BigEndian.Uint64(b[17:]),
-		attempt: int(binary.BigEndian.Uint64(b[25:])), at: time.Unix(0, int64(binary.BigEndian.Uint64(b[33:]))),
-	}
-}
-
 // clusterChild is a node. It produces until its standard input has a byte, works
 // until nothing is left, and ends with its standard input.
-func clusterChild() (err error) {
-	var c clusterConfig
-	if err := json.Unmarshal([]byte(os.Getenv(clusterChildEnv)), &c); err != nil {
-		return err
-	}
+func clusterChild(c clusterConfig) error {
 	opts := &codeq.Options{
-		Shards: clusterShardsN, Durability: c.Level, LeaseFor: clusterLease, MaxAttempts: 1 << 20,
+		Shards: clusterShardsN, Durability: c.Level, LeaseFor: clusterLease, MaxAttempts: 1 << 20, Logger: childLogger(),
 		Cluster: &codeq.Cluster{
 			Node: c.Peers[c.Self].Node, Listen: c.Peers[c.Self].Address, Peers: c.Peers, Join: c.Joins, LeaveOnClose: c.Joins,
 		},
-	}
-	if os.Getenv("CODEQ_LOG") != "" {
-		opts.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	}
 	q, err := codeq.Open(c.Dir, opts)
 	if err != nil {
@@ -410,7 +355,7 @@ type clusterNodes struct {
 	peers     []codeq.Peer
 	lives     uint64 // of all nodes so far
 	build     string // the test binary of nodes that start
-	processes []*clusterProcess
+	processes []*child
 }
 
 // startNodes starts a new cluster, and waits until all shards have leaders. The cluster ends with
@@ -427,11 +372,8 @@ func startNodes(t *testing.T, random *rand.Rand, level codeq.Durability, build s
 // newNodes prepares three nodes.
 func newNodes(t *testing.T, random *rand.Rand, level codeq.Durability, build string) *clusterNodes {
 	c := &clusterNodes{
-		clusterHistory: newClusterHistory(t), dir: t.TempDir(), level: level, build: build, processes: make([]*clusterProcess, 3),
-	}
-	first := testkit.FreePorts(t, random.IntN, len(c.processes))
-	for i := range c.processes {
-		c.peers = append(c.peers, codeq.Peer{Node: fmt.Sprint("n", i), Address: fmt.Sprint("127.0.0.1:", first+i)})
+		clusterHistory: newClusterHistory(t), dir: t.TempDir(), level: level, build: build,
+		peers: threePeers(t, random.IntN), processes: make([]*child, 3),
 	}
 	t.Cleanup(func() {
 		for _, p := range c.processes {
@@ -463,7 +405,9 @@ func (c *clusterNodes) startAfter(node int) {
 	c.startWith(conf)
 }
 
-func (c *clusterNodes) startWith(conf clusterConfig) { c.processes[conf.Self] = c.run(c.build, conf) }
+func (c *clusterNodes) startWith(conf clusterConfig) {
+	c.processes[conf.Self] = start(c.t, command(c.t, c.build, "node", conf), events(c.t, func(e nodeEvent) { c.add(conf.Self, e) }))
+}
 
 // config is the configuration of a node for its next life.
 func (c *clusterNodes) config(node int) clusterConfig {
@@ -473,69 +417,12 @@ func (c *clusterNodes) config(node int) clusterConfig {
 	}
 }
 
-// clusterProcess is a node that runs.
-type clusterProcess struct {
-	cmd   *exec.Cmd
-	stdin io.WriteCloser
-	read  chan struct{} // closed when all its reports are in the history
-}
-
-// thisBuild is this test binary.
-func thisBuild(t *testing.T) string {
-	exe, err := os.Executable()
-	require.NoError(t, err)
-	return exe
-}
-
-// nodeCommand is the command that runs a node.
-func (h *clusterHistory) nodeCommand(build string, c clusterConfig) *exec.Cmd {
-	conf, err := json.Marshal(c)
-	require.NoError(h.t, err)
-	cmd := exec.Command(build, "-test.run=^$")
-	cmd.Env = append(os.Environ(), clusterChildEnv+"="+string(conf))
-	return cmd
-}
-
-// run runs a node.
-func (h *clusterHistory) run(build string, c clusterConfig) *clusterProcess {
-	p := &clusterProcess{cmd: h.nodeCommand(build, c), read: make(chan struct{})}
-	p.cmd.Stderr = os.Stderr
-	var err error
-	p.stdin, err = p.cmd.StdinPipe()
-	require.NoError(h.t, err)
-	out, err := p.cmd.StdoutPipe()
-	require.NoError(h.t, err)
-	require.NoError(h.t, p.cmd.Start())
-	go func() {
-		defer close(p.read)
-		r := bufio.NewReader(out)
-		var b [nodeEventLen]byte
-		for {
-			if _, err := io.ReadFull(r, b[:]); err != nil {
-				if !errors.Is(err, io.EOF) {
-					h.t.Errorf("the report of node %d ends in the middle: %v", c.Self, err)
-				}
-				return
-			}
-			h.add(c.Self, parseNodeEvent(b[:]))
-		}
-	}()
-	return p
-}
-
 // dump makes a node write the stacks of its goroutines to the standard error; this ends the node.
-func (p *clusterProcess) dump() {
-	_ = resume(p.cmd.Process)                         // it may have ended
-	if p.cmd.Process.Signal(syscall.SIGQUIT) == nil { // else it has ended
-		<-p.read
+func (c *child) dump() {
+	_ = resume(c.Process)                         // it may have ended
+	if c.Process.Signal(syscall.SIGQUIT) == nil { // else it has ended
+		<-c.read
 	}
-}
-
-// kill ends a node without a warning.
-func (p *clusterProcess) kill() {
-	_ = p.cmd.Process.Kill() // it may have ended by itself
-	<-p.read
-	_ = p.cmd.Wait()
 }
 
 // TestClusterKill: while one node after another dies, no acknowledged task is lost, and no task
@@ -593,21 +480,25 @@ func killNodes(t *testing.T, level codeq.Durability) {
 	}
 }
 
-// finish ends the producers, and then, when no work is left, the nodes. It compares the
-// acknowledgements with the work on the tasks.
-func (c *clusterNodes) finish() {
+// drain ends the producers, and waits until no work is left.
+func (c *clusterNodes) drain() {
 	for _, p := range c.processes {
 		_, err := p.stdin.Write([]byte{0})
 		require.NoError(c.t, err)
 	}
 	c.wait("all tasks are done", 60*time.Second, func() bool { return len(c.drained) == len(c.peers) })
+}
+
+// finish drains the queue and ends the nodes. It compares the acknowledgements with the work on the
+// tasks.
+func (c *clusterNodes) finish() {
+	c.drain()
 	for _, p := range c.processes {
 		require.NoError(c.t, p.stdin.Close())
 	}
 	closing := time.Now()
 	for i, p := range c.processes {
-		<-p.read
-		require.NoError(c.t, p.cmd.Wait(), "node %d", i)
+		require.NoError(c.t, p.wait(), "node %d", i)
 	}
 	c.t.Logf("closed within %v", time.Since(closing).Round(time.Millisecond))
 	c.verify()
@@ -659,12 +550,12 @@ func (c *clusterNodes) kill(node int) { c.processes[node].kill() }
 
 // pause stops a node: its clocks go on, and the other nodes do not notice the pause at once.
 func (c *clusterNodes) pause(node int) {
-	require.NoError(c.t, pause(c.processes[node].cmd.Process))
+	require.NoError(c.t, pause(c.processes[node].Process))
 }
 
 // resume continues a paused node. For a moment the node may act as a leader.
 func (c *clusterNodes) resume(node int) {
-	require.NoError(c.t, resume(c.processes[node].cmd.Process))
+	require.NoError(c.t, resume(c.processes[node].Process))
 }
 
 // miss ends or pauses a node. For each shard that it led, miss returns the time until the claim of

@@ -6,8 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -31,11 +29,10 @@ import (
 // shards, and no call takes longer than CallTimeout.
 
 const (
-	hungChildEnv = "CODEQ_HUNG_CHILD"
-	hungShards   = 3
-	hungQueue    = "hung"
-	hungCall     = 10 * time.Second // Cluster.CallTimeout
-	hungStall    = 5 * time.Second  // Options.StallAfter
+	hungShards = 3
+	hungQueue  = "hung"
+	hungCall   = 10 * time.Second // Cluster.CallTimeout
+	hungStall  = 5 * time.Second  // Options.StallAfter
 )
 
 // hungConfig is the configuration of a node for its start.
@@ -74,20 +71,13 @@ func (h *hungFS) fs() vfs.FS {
 }
 
 // hungChild is a node. It obeys the lines of its standard input, and ends with it.
-func hungChild() error {
-	var c hungConfig
-	if err := json.Unmarshal([]byte(os.Getenv(hungChildEnv)), &c); err != nil {
-		return err
-	}
+func hungChild(c hungConfig) error {
 	var disk hungFS
 	o := &codeq.Options{
-		Shards: hungShards,
+		Shards: hungShards, Logger: childLogger(),
 		Cluster: &codeq.Cluster{
 			Node: c.Peers[c.Self].Node, Listen: c.Peers[c.Self].Address, Peers: c.Peers, CallTimeout: hungCall,
 		},
-	}
-	if os.Getenv("CODEQ_LOG") != "" {
-		o.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil)).With("self", c.Self)
 	}
 	inspect.Options(o).FS = disk.fs()
 	q, err := codeq.Open(c.Dir, o)
@@ -171,43 +161,22 @@ func hungChild() error {
 type hungNodes struct {
 	mu      sync.Mutex // guards the fields below
 	last    [3]hungReport
-	came    [3]time.Time
 	changed chan struct{} // closed and replaced by each report
-	tell    [3]io.Writer
+	nodes   [3]*child
 }
 
 func (h *hungNodes) start(t *testing.T, c hungConfig) {
-	exe, err := os.Executable()
-	require.NoError(t, err)
-	conf, err := json.Marshal(c)
-	require.NoError(t, err)
-	cmd := exec.Command(exe, "-test.run=^$")
-	cmd.Env = append(os.Environ(), hungChildEnv+"="+string(conf))
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	require.NoError(t, err)
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	h.tell[c.Self] = in
-	read := make(chan struct{})
-	go func() {
-		defer close(read)
-		for lines := bufio.NewScanner(out); lines.Scan(); {
-			var r hungReport
-			if json.Unmarshal(lines.Bytes(), &r) == nil {
-				h.mu.Lock()
-				h.last[r.Node], h.came[r.Node] = r, time.Now()
-				close(h.changed)
-				h.changed = make(chan struct{})
-				h.mu.Unlock()
-			}
-		}
-	}()
+	node := start(t, command(t, thisBuild(t), "hung", c), reports(func(r hungReport) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.last[r.Node] = r
+		close(h.changed)
+		h.changed = make(chan struct{})
+	}))
+	h.nodes[c.Self] = node
 	t.Cleanup(func() {
-		_ = in.Close()
-		<-read
-		_ = cmd.Wait()
+		_ = node.stdin.Close()
+		_ = node.wait()
 	})
 }
 
@@ -233,18 +202,20 @@ func (h *hungNodes) await(t *testing.T, what string, wanted func(*[3]hungReport)
 }
 
 func (h *hungNodes) say(t *testing.T, node int, word string) {
-	_, err := fmt.Fprintln(h.tell[node], word)
+	_, err := fmt.Fprintln(h.nodes[node].stdin, word)
 	require.NoError(t, err)
 }
 
 func TestHungDisk(t *testing.T) {
 	t.Parallel()
 	t.Run("blocks", func(t *testing.T) {
+		t.Parallel()
 		var h hungNodes
 		testHungDisk(t, &h, t.TempDir(), func() { h.say(t, 0, "hang") }, func() { h.say(t, 0, "answer") })
 	})
 	// The kernel freezes the file system of one node: also bbolt, with the votes, hangs.
 	t.Run("frozen", func(t *testing.T) {
+		t.Parallel()
 		dir := t.TempDir()
 		image, at := filepath.Join(dir, "image"), filepath.Join(dir, "disk")
 		require.NoError(t, os.WriteFile(image, nil, 0o600))
@@ -287,11 +258,7 @@ func TestHungDisk(t *testing.T) {
 func testHungDisk(t *testing.T, h *hungNodes, dir string, hang, answer func()) {
 	dirs := []string{dir, t.TempDir(), t.TempDir()}
 	h.changed = make(chan struct{})
-	var peers []codeq.Peer
-	port := testkit.FreePorts(t, testkit.Seeded(t).IntN, len(dirs))
-	for i := range dirs {
-		peers = append(peers, codeq.Peer{Node: fmt.Sprint("n", i), Address: fmt.Sprint("127.0.0.1:", port+i)})
-	}
+	peers := threePeers(t, testkit.Seeded(t).IntN)
 	for i := range dirs {
 		h.start(t, hungConfig{dirs[i], i, peers})
 	}

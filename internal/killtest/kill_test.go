@@ -1,100 +1,28 @@
 package killtest
 
 import (
-	"bufio"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
-	"os"
-	"os/exec"
-	"strconv"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"codeq"
-	"codeq/internal/guard"
 	"codeq/internal/keys"
 	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 )
 
-// The crash tests run this test binary again as a child that works on a queue at full load. On its
-// standard output the child reports the acknowledgements. The parent kills the child with SIGKILL
-// at a random moment, opens the queue and compares.
-const (
-	crashDirEnv   = "CODEQ_CRASH_DIR"
-	crashLevelEnv = "CODEQ_CRASH_LEVEL"
-)
+// The crash tests run a child that works on a queue at full load. On its standard output the child
+// reports the acknowledgements. The parent kills the child with SIGKILL at a random moment, opens
+// the queue and compares.
 
-func TestMain(m *testing.M) {
-	guard.Observe(func(what string, value any, stack []byte) { // a child ends, and its parent notices it
-		fmt.Fprintf(os.Stderr, "codeq has panicked in %s: %v\n%s", what, value, stack)
-		os.Exit(2)
-	})
-	if os.Getenv(clusterChildEnv) != "" {
-		if err := clusterChild(); err != nil {
-			fmt.Fprintln(os.Stderr, "node:", err)
-			os.Exit(1)
-		}
-		return
-	}
-	if os.Getenv(slowChildEnv) != "" {
-		if err := slowChild(); err != nil {
-			fmt.Fprintln(os.Stderr, "node:", err)
-			os.Exit(1)
-		}
-		return
-	}
-	if os.Getenv(suspectChildEnv) != "" {
-		if err := suspectChild(); err != nil {
-			fmt.Fprintln(os.Stderr, "child:", err)
-			os.Exit(1)
-		}
-		return
-	}
-	if os.Getenv(hungChildEnv) != "" {
-		if err := hungChild(); err != nil {
-			fmt.Fprintln(os.Stderr, "node:", err)
-			os.Exit(1)
-		}
-		return
-	}
-	if dir := os.Getenv(crashDirEnv); dir != "" {
-		level, err := strconv.Atoi(os.Getenv(crashLevelEnv))
-		if err == nil {
-			err = crashChild(dir, codeq.Durability(level))
-		}
-		fmt.Fprintln(os.Stderr, "child:", err) // the parent kills the child before this point
-		os.Exit(1)
-	}
-	os.Exit(m.Run())
-}
-
-// The reports of a child: a kind, a task, and a number.
-const (
-	crashProduced  = 'P' // acknowledged; the number of the producer
-	crashClaimed   = 'L' // acknowledged; the number is the attempt
-	crashFinishing = 'S' // a call of Complete follows
-	crashCompleted = 'C' // acknowledged
-)
-
-const crashEventLen = 1 + 16 + 2
-
-type crashEvent struct {
-	kind byte
-	id   codeq.ID
-	n    int
-}
-
-// report writes an event with one write: a pipe does not split it.
-func (e crashEvent) report() error {
-	b := append([]byte{e.kind}, e.id[:]...)
-	_, err := os.Stdout.Write(append(b, byte(e.n>>8), byte(e.n)))
-	return err
+// crashConfig is the configuration of a child.
+type crashConfig struct {
+	Dir   string
+	Level codeq.Durability
 }
 
 func crashOptions(level codeq.Durability) *codeq.Options {
@@ -106,8 +34,8 @@ func crashOptions(level codeq.Durability) *codeq.Options {
 
 const crashProducers, crashWorkers = 8, 16
 
-func crashChild(dir string, level codeq.Durability) error {
-	q, err := codeq.Open(dir, crashOptions(level))
+func crashChild(c crashConfig) error {
+	q, err := codeq.Open(c.Dir, crashOptions(c.Level))
 	if err != nil {
 		return err
 	}
@@ -128,9 +56,7 @@ func crashProduce(q *codeq.Queue, producer int) error {
 		if err != nil {
 			return err
 		}
-		if err := (crashEvent{crashProduced, id, producer}).report(); err != nil {
-			return err
-		}
+		nodeEvent{kind: nodeProduced, id: id, number: uint64(producer)}.report()
 	}
 }
 
@@ -143,9 +69,7 @@ func crashWork(q *codeq.Queue) error {
 		if err != nil {
 			return err
 		}
-		if err := (crashEvent{crashClaimed, l.ID, l.Attempt}).report(); err != nil {
-			return err
-		}
+		nodeEvent{kind: nodeClaimed, id: l.ID, attempt: l.Attempt}.report()
 		switch fate := rand.IntN(16); {
 		case fate == 0:
 			err = q.Retry(ctx, l.Receipt, codeq.RetryOptions{After: -1})
@@ -159,11 +83,9 @@ func crashWork(q *codeq.Queue) error {
 			}
 			fallthrough
 		default:
-			if err = (crashEvent{crashFinishing, l.ID, 0}).report(); err != nil {
-				return err
-			}
+			nodeEvent{kind: nodeFinishing, id: l.ID}.report()
 			if err = q.Complete(ctx, l.Receipt, nil); err == nil {
-				err = crashEvent{crashCompleted, l.ID, 0}.report()
+				nodeEvent{kind: nodeCompleted, id: l.ID}.report()
 			}
 		}
 		if err != nil {
@@ -175,7 +97,7 @@ func crashWork(q *codeq.Queue) error {
 // crashHistory has the reports of children on the tasks in one directory.
 type crashHistory struct {
 	order     []codeq.ID // of acknowledged produces
-	producer  map[codeq.ID]int
+	producer  map[codeq.ID]uint64
 	attempts  map[codeq.ID]int
 	finishing map[codeq.ID]bool
 	completed map[codeq.ID]bool
@@ -183,52 +105,40 @@ type crashHistory struct {
 
 func newCrashHistory() *crashHistory {
 	return &crashHistory{
-		producer: map[codeq.ID]int{}, attempts: map[codeq.ID]int{}, finishing: map[codeq.ID]bool{}, completed: map[codeq.ID]bool{},
+		producer: map[codeq.ID]uint64{}, attempts: map[codeq.ID]int{}, finishing: map[codeq.ID]bool{}, completed: map[codeq.ID]bool{},
 	}
 }
 
-func (h *crashHistory) add(e crashEvent) {
+func (h *crashHistory) add(e nodeEvent) {
 	switch e.kind {
-	case crashProduced:
+	case nodeProduced:
 		h.order = append(h.order, e.id)
-		h.producer[e.id] = e.n
-	case crashClaimed:
-		h.attempts[e.id] = max(h.attempts[e.id], e.n)
-	case crashFinishing:
+		h.producer[e.id] = e.number
+	case nodeClaimed:
+		h.attempts[e.id] = max(h.attempts[e.id], e.attempt)
+	case nodeFinishing:
 		h.finishing[e.id] = true
-	case crashCompleted:
+	case nodeCompleted:
 		h.completed[e.id] = true
 	}
 }
 
-// crashCommand is the command that runs a child.
-func crashCommand(build, dir string, level codeq.Durability) *exec.Cmd {
-	cmd := exec.Command(build, "-test.run=^$")
-	cmd.Env = append(os.Environ(), crashDirEnv+"="+dir, crashLevelEnv+"="+strconv.Itoa(int(level)))
-	return cmd
-}
-
 // runAndKill runs a child until it has reported that many events, and kills it.
-func (h *crashHistory) runAndKill(t *testing.T, dir string, level codeq.Durability, events int) {
+func (h *crashHistory) runAndKill(t *testing.T, dir string, level codeq.Durability, n int) {
 	t.Helper()
-	cmd := crashCommand(thisBuild(t), dir, level)
-	cmd.Stderr = os.Stderr
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	r := bufio.NewReader(out)
-	var b [crashEventLen]byte
-	for n := 0; ; n++ {
-		if n == events {
-			require.NoError(t, cmd.Process.Kill())
+	enough := make(chan struct{})
+	c := start(t, command(t, thisBuild(t), "crash", crashConfig{dir, level}), events(t, func(e nodeEvent) {
+		if h.add(e); n == 1 {
+			close(enough)
 		}
-		if _, err := io.ReadFull(r, b[:]); err != nil {
-			require.True(t, errors.Is(err, io.EOF), "the child's report ends in the middle: %v", err)
-			break
-		}
-		h.add(crashEvent{b[0], codeq.ID(b[1:17]), int(b[17])<<8 | int(b[18])})
+		n--
+	}))
+	select {
+	case <-enough:
+	case <-c.read:
 	}
-	require.Error(t, cmd.Wait(), "the child was to be killed")
+	require.NoError(t, c.Process.Kill())
+	require.Error(t, c.wait(), "the child was to be killed")
 }
 
 // stored opens the queue and returns all its tasks. It checks that the data on disk do not
@@ -304,7 +214,10 @@ func TestKillWithoutDurability(t *testing.T) {
 		h := newCrashHistory()
 		h.runAndKill(t, dir, codeq.DurabilityNone, 100+random.IntN(2000))
 		tasks := stored(t, dir, codeq.DurabilityNone)
-		type line struct{ producer, shard int }
+		type line struct {
+			producer uint64
+			shard    int
+		}
 		ended := make(map[line]codeq.ID)
 		for _, id := range h.order {
 			if h.finishing[id] {

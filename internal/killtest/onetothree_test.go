@@ -51,16 +51,10 @@ func TestOneToThree(t *testing.T) {
 		pause()
 	}
 
-	for _, p := range c.processes {
-		_, err := p.stdin.Write([]byte{0})
-		require.NoError(t, err)
-	}
-	c.wait("all tasks are done", 60*time.Second, func() bool { return len(c.drained) == len(c.peers) })
+	c.drain()
 	for _, node := range []int{2, 1, 0} {
-		p := c.processes[node]
-		require.NoError(t, p.stdin.Close())
-		<-p.read
-		require.NoError(t, p.cmd.Wait(), "node %d", node)
+		require.NoError(t, c.processes[node].stdin.Close())
+		require.NoError(t, c.processes[node].wait(), "node %d", node)
 	}
 	c.verify()
 	q, err = codeq.Open(dir, alone)

@@ -1,17 +1,14 @@
 package killtest
 
 import (
-	"bufio"
 	"context"
 	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"io"
-	"log/slog"
 	"maps"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"sync"
@@ -30,11 +27,10 @@ import (
 // of tasks. Its links have a limited rate, and the others go on producing.
 
 const (
-	slowChildEnv = "CODEQ_SLOW_CHILD"
-	slowMemory   = 300_000_000 // of a process
-	slowBehind   = 2_000_000_000
-	slowLoad     = 12 << 20 // bytes per second, at most
-	slowPayload  = 64 << 10
+	slowMemory  = 300_000_000 // of a process
+	slowBehind  = 2_000_000_000
+	slowLoad    = 12 << 20 // bytes per second, at most
+	slowPayload = 64 << 10
 )
 
 // slowConfig is the configuration of a node for its start.
@@ -87,11 +83,7 @@ func (c slowConn) Read(p []byte) (int, error) {
 }
 
 // slowChild is a node. It ends with its standard input.
-func slowChild() error {
-	var c slowConfig
-	if err := json.Unmarshal([]byte(os.Getenv(slowChildEnv)), &c); err != nil {
-		return err
-	}
+func slowChild(c slowConfig) error {
 	l, err := net.Listen("tcp", c.Peers[c.Self].Address)
 	if err != nil {
 		return err
@@ -100,7 +92,7 @@ func slowChild() error {
 		l = slowListener{l, rate.NewLimiter(rate.Limit(c.Rate), slowRead)}
 	}
 	q, err := codeq.Open(c.Dir, &codeq.Options{
-		Shards: c.Shards, Durability: codeq.DurabilityProcess, Logger: slowLogger(),
+		Shards: c.Shards, Durability: codeq.DurabilityProcess, Logger: childLogger(),
 		Cluster: &codeq.Cluster{Node: c.Peers[c.Self].Node, Listener: l, Peers: c.Peers},
 	})
 	if err != nil {
@@ -122,14 +114,6 @@ func slowChild() error {
 	}
 	cancel()
 	return err
-}
-
-// slowLogger logs to the standard error if CODEQ_LOG is set.
-func slowLogger() *slog.Logger {
-	if os.Getenv("CODEQ_LOG") == "" {
-		return nil
-	}
-	return slog.New(slog.NewTextHandler(os.Stderr, nil))
 }
 
 // slowProduce first produces the tasks that the new node lacks, and then produces at a rate.
@@ -219,22 +203,19 @@ func TestSlowLink(t *testing.T) {
 func slowLink(t *testing.T, limit, shards int) {
 	dir := t.TempDir()
 	c := slowConfig{Load: min(slowLoad, limit*3/10), Shards: shards}
-	port := testkit.FreePorts(t, testkit.Seeded(t).IntN, 3)
-	for i := range 3 {
-		c.Peers = append(c.Peers, codeq.Peer{Node: fmt.Sprint("n", i), Address: fmt.Sprint("127.0.0.1:", port+i)})
-	}
-	reports, over := make(chan slowReport), make(chan struct{})
+	c.Peers = threePeers(t, testkit.Seeded(t).IntN)
+	seen, over := make(chan slowReport), make(chan struct{})
 	run := func(node int, c slowConfig) (end func()) {
 		c.Self, c.Dir = node, filepath.Join(dir, c.Peers[node].Node)
 		ending := make(chan struct{}) // its reports may have no reader any more
-		stop := slowProcess(t, c, func(r slowReport) {
+		p := start(t, command(t, thisBuild(t), "slow", c), reports(func(r slowReport) {
 			select {
-			case reports <- r:
+			case seen <- r:
 			case <-ending:
 			case <-over:
 			}
-		})
-		end = sync.OnceFunc(func() { close(ending); stop() })
+		}))
+		end = sync.OnceFunc(func() { close(ending); p.kill() })
 		t.Cleanup(end)
 		return end
 	}
@@ -244,7 +225,7 @@ func slowLink(t *testing.T, limit, shards int) {
 		t.Helper()
 		for begun, last := time.Now(), (slowReport{}); ; {
 			select {
-			case r := <-reports:
+			case r := <-seen:
 				if r.Node == 0 {
 					last = r
 				}
@@ -287,37 +268,5 @@ func slowLink(t *testing.T, limit, shards int) {
 		behind, time.Since(begun).Round(time.Second), most[0]/1e6, most[1]/1e6, most[2]/1e6, heap[0]/1e6, heap[1]/1e6, heap[2]/1e6, before[0]/1e6, before[1]/1e6)
 	for node, bytes := range most {
 		require.Less(t, bytes, int64(slowMemory), "node %d", node)
-	}
-}
-
-// slowProcess runs a node until a call of the function that it returns.
-func slowProcess(t *testing.T, c slowConfig, seen func(slowReport)) (end func()) {
-	exe, err := os.Executable()
-	require.NoError(t, err)
-	conf, err := json.Marshal(c)
-	require.NoError(t, err)
-	cmd := exec.Command(exe, "-test.run=^$")
-	cmd.Env = append(os.Environ(), slowChildEnv+"="+string(conf))
-	cmd.Stderr = os.Stderr
-	stdin, err := cmd.StdinPipe()
-	require.NoError(t, err)
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	read := make(chan struct{})
-	go func() {
-		defer close(read)
-		for lines := bufio.NewScanner(out); lines.Scan(); {
-			var r slowReport
-			if json.Unmarshal(lines.Bytes(), &r) == nil {
-				seen(r)
-			}
-		}
-	}()
-	return func() {
-		_ = stdin.Close()
-		_ = cmd.Process.Kill() // it may have ended by itself
-		<-read
-		_ = cmd.Wait()
 	}
 }

@@ -5,8 +5,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -18,9 +18,8 @@ import (
 	"codeq/internal/testkit"
 )
 
-// The tests of suspects run this test binary again as a child that works on a queue until it is
-// idle, or until a task kills it.
-const suspectChildEnv = "CODEQ_SUSPECT_CHILD"
+// The tests of suspects run a child that works on a queue until it is idle, or until a task kills
+// it.
 
 // suspectChildConfig is the configuration of a child.
 type suspectChildConfig struct {
@@ -54,11 +53,7 @@ func suspectOptions() *codeq.Options {
 }
 
 // suspectChild prints a line for each task that begins.
-func suspectChild() error {
-	var c suspectChildConfig
-	if err := json.Unmarshal([]byte(os.Getenv(suspectChildEnv)), &c); err != nil {
-		return err
-	}
+func suspectChild(c suspectChildConfig) error {
 	q, err := codeq.Open(c.Dir, c.options())
 	if err != nil {
 		return err
@@ -81,7 +76,7 @@ func suspectChild() error {
 }
 
 // suspectNode works on the queue of a cluster until its kill. When no task is left, it prints a
-// line for each task.
+// line with all tasks.
 func suspectNode(q *codeq.Queue, c suspectChildConfig) error {
 	ctx := context.Background()
 	if err := q.WaitReady(ctx); err != nil {
@@ -96,9 +91,12 @@ func suspectNode(q *codeq.Queue, c suspectChildConfig) error {
 	}
 	go func() {
 		for {
-			if q.WaitIdle(ctx) == nil && printEnded(ctx, q) == nil {
-				fmt.Println("end")
-				return
+			if q.WaitIdle(ctx) == nil {
+				if tasks, err := endedTasks(ctx, q); err == nil {
+					b, _ := json.Marshal(tasks) // never fails
+					fmt.Printf("%s\n", b)
+					return
+				}
 			}
 			time.Sleep(10 * time.Millisecond) // a leader has died
 		}
@@ -108,26 +106,24 @@ func suspectNode(q *codeq.Queue, c suspectChildConfig) error {
 
 // endedTask is the printed form of a task that has ended.
 type endedTask struct {
-	Payload           []byte
+	Payload           string
 	State             codeq.State
 	Attempts, Crashes int
+	Suspect           bool
 	LastError         string
 }
 
-func printEnded(ctx context.Context, q *codeq.Queue) error {
+// endedTasks returns the tasks of a queue that have ended.
+func endedTasks(ctx context.Context, q *codeq.Queue) (tasks []endedTask, err error) {
 	for _, state := range []codeq.State{codeq.Dead, codeq.Done} {
 		for info, err := range q.List(ctx, codeq.ListOptions{State: state}) {
 			if err != nil {
-				return err
+				return nil, err
 			}
-			b, err := json.Marshal(endedTask{info.Payload, info.State, info.Attempts, info.Crashes, info.LastError})
-			if err != nil {
-				return err
-			}
-			fmt.Printf("%s\n", b)
+			tasks = append(tasks, endedTask{string(info.Payload), info.State, info.Attempts, info.Crashes, info.Suspect, info.LastError})
 		}
 	}
-	return nil
+	return tasks, nil
 }
 
 func suspectMux(c suspectChildConfig) *codeq.Mux {
@@ -153,82 +149,84 @@ func suspectMux(c suspectChildConfig) *codeq.Mux {
 }
 
 // startSuspectChild starts a child, and passes the lines that it prints.
-func startSuspectChild(t *testing.T, c suspectChildConfig) (cmd *exec.Cmd, lines *bufio.Scanner) {
+func startSuspectChild(t *testing.T, c suspectChildConfig, each func(line string)) *child {
 	t.Helper()
-	conf, err := json.Marshal(c)
-	require.NoError(t, err)
-	cmd = exec.Command(thisBuild(t), "-test.run=^$")
-	cmd.Env = append(os.Environ(), suspectChildEnv+"="+string(conf))
-	cmd.Stderr = os.Stderr
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	return cmd, bufio.NewScanner(out)
+	return start(t, command(t, thisBuild(t), "suspect", c), func(out io.Reader) {
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			each(lines.Text())
+		}
+	})
 }
 
 // runUntilIdle starts children until one ends by itself. It returns the number of children that
 // their tasks have killed.
 func runUntilIdle(t *testing.T, c suspectChildConfig) (crashes int) {
 	t.Helper()
-	for {
-		cmd, lines := startSuspectChild(t, c)
-		for lines.Scan() {
-		}
-		if cmd.Wait() == nil {
-			return crashes
-		}
+	for startSuspectChild(t, c, func(string) {}).wait() != nil {
 		crashes++
 		require.Less(t, crashes, 1000)
 	}
+	return crashes
 }
 
-// produceSuspects makes a queue with some poisonous and some good tasks.
-func produceSuspects(t *testing.T, dir string, poison, good int) {
-	t.Helper()
-	q, err := codeq.Open(dir, suspectOptions())
-	require.NoError(t, err)
-	var tasks []codeq.Task
+// suspectTasks returns some good tasks, and then some poisonous ones.
+func suspectTasks(poison, good int) (tasks []codeq.Task) {
 	for i := range poison + good {
 		kind := "good"
-		if i < poison {
+		if i >= good {
 			kind = "poison"
 		}
 		tasks = append(tasks, codeq.Task{Queue: "work", Payload: fmt.Append(nil, kind, " ", i), Retention: codeq.Forever})
 	}
-	testkit.Seeded(t).Shuffle(len(tasks), func(i, j int) { tasks[i], tasks[j] = tasks[j], tasks[i] })
-	_, err = q.ProduceBatch(t.Context(), tasks)
+	return tasks
+}
+
+// produceSuspects makes a queue with tasks.
+func produceSuspects(t *testing.T, dir string, tasks []codeq.Task) {
+	t.Helper()
+	q, err := codeq.Open(dir, suspectOptions())
 	require.NoError(t, err)
+	for _, task := range tasks {
+		_, err = q.Produce(t.Context(), task)
+		require.NoError(t, err)
+	}
 	require.NoError(t, q.Close())
 }
 
-// checkSuspects checks that only the poisonous tasks are dead after their attempts, and that the
-// directory is sound. It returns the largest number of crashes of a good task.
+// checkSuspects is checkEnded for the tasks in a directory. It also checks that the directory is
+// sound.
 func checkSuspects(t *testing.T, dir string, poison, good, attempts int) (most int) {
 	t.Helper()
 	q, err := codeq.Open(dir, suspectOptions())
 	require.NoError(t, err)
-	dead := 0
-	for info, err := range q.List(t.Context(), codeq.ListOptions{State: codeq.Dead}) {
-		require.NoError(t, err)
-		require.True(t, strings.HasPrefix(string(info.Payload), "poison"), "%s died: %+v", info.Payload, info)
-		require.Equal(t, attempts, info.Attempts)
-		require.Equal(t, "the process died", info.LastError)
-		require.False(t, info.Suspect)
-		dead++
-	}
-	require.Equal(t, poison, dead)
-	done := 0
-	for info, err := range q.List(t.Context(), codeq.ListOptions{State: codeq.Done}) {
-		require.NoError(t, err)
-		require.True(t, strings.HasPrefix(string(info.Payload), "good"))
-		most = max(most, info.Crashes)
-		done++
-	}
-	require.Equal(t, good, done)
+	tasks, err := endedTasks(t.Context(), q)
+	require.NoError(t, err)
 	require.NoError(t, q.Close())
 	report, err := codeq.Verify(dir, nil)
 	require.NoError(t, err)
 	require.True(t, report.OK(), "%v", report.Problems)
+	return checkEnded(t, tasks, poison, good, attempts)
+}
+
+// checkEnded checks that only the poisonous tasks are dead after their attempts. It returns the
+// largest number of crashes of a good task.
+func checkEnded(t *testing.T, tasks []endedTask, poison, good, attempts int) (most int) {
+	t.Helper()
+	dead := 0
+	for _, e := range tasks {
+		if e.State == codeq.Done {
+			require.True(t, strings.HasPrefix(e.Payload, "good"), "%+v", e)
+			most = max(most, e.Crashes)
+			continue
+		}
+		require.True(t, strings.HasPrefix(e.Payload, "poison"), "%+v", e)
+		require.Equal(t, "the process died", e.LastError)
+		require.Equal(t, attempts, e.Attempts)
+		require.False(t, e.Suspect)
+		dead++
+	}
+	require.Equal(t, poison, dead)
+	require.Len(t, tasks, poison+good)
 	return most
 }
 
@@ -237,59 +235,39 @@ func checkSuspects(t *testing.T, dir string, poison, good, attempts int) (most i
 // more.
 func TestPoisonousTask(t *testing.T) {
 	t.Parallel()
-	crashes := 0
-	for round := 0; crashes < testkit.Sized(25, 400); round++ {
-		dir := t.TempDir()
-		produceSuspects(t, dir, 1, 7)
-		c := suspectChildConfig{Dir: dir, Concurrency: 8, Good: 20 * time.Millisecond}
-		if round%2 == 1 {
-			c.Good, c.Poison = time.Millisecond, 50*time.Millisecond
-		}
-		n := runUntilIdle(t, c)
-		most := checkSuspects(t, dir, 1, 7, 25)
-		t.Logf("%d crashes, at most %d with a good task at work", n, most)
-		require.LessOrEqual(t, n, 25+5)
-		crashes += n
-	}
-}
-
-// TestPoisonousTaskAmongLongOnes: good tasks that run for longer than the process needs to start
-// all suspects do not die with a poisonous task. The good tasks are older than the poisonous one,
-// and their shards and queues come first.
-func TestPoisonousTaskAmongLongOnes(t *testing.T) {
-	t.Parallel()
-	const good, maxAttempts = 7, 5
-	for range testkit.Sized(1, 4) {
-		dir := t.TempDir()
-		q, err := codeq.Open(dir, suspectOptions())
-		require.NoError(t, err)
-		for i := range good + 1 {
-			kind := "good"
-			if i == good {
-				kind = "poison"
+	const brief = 20 * time.Millisecond
+	for _, c := range []struct {
+		name             string
+		poison, attempts int
+		crashes          int // at most
+		rounds           int
+		oldest           bool // the good tasks are older: their shards and queues come first
+		child            suspectChildConfig
+	}{
+		{"beside others", 1, 25, 25 + 5, testkit.Sized(1, 8), false, suspectChildConfig{Good: brief}},
+		{"after others", 1, 25, 25 + 5, testkit.Sized(0, 8), false, suspectChildConfig{Good: time.Millisecond, Poison: 50 * time.Millisecond}},
+		{"two of them", 2, 25, 4*25 + 10, testkit.Sized(1, 8), false, suspectChildConfig{Good: brief}},
+		// The good tasks run for longer than the process needs to start all suspects.
+		{"among long ones", 1, 5, 5 + 25, testkit.Sized(1, 4), true, suspectChildConfig{Good: 2 * time.Second, SuspectFor: brief, MaxAttempts: 5}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			if c.rounds == 0 {
+				testkit.OnlyLong(t, "25 processes more")
 			}
-			_, err = q.Produce(t.Context(), codeq.Task{Queue: "work", Payload: fmt.Append(nil, kind, " ", i), Retention: codeq.Forever})
-			require.NoError(t, err)
-		}
-		require.NoError(t, q.Close())
-		n := runUntilIdle(t, suspectChildConfig{
-			Dir: dir, Concurrency: good + 1, Good: 2 * time.Second, SuspectFor: 20 * time.Millisecond, MaxAttempts: maxAttempts,
+			random := testkit.Seeded(t)
+			for range c.rounds {
+				tasks, good := suspectTasks(c.poison, 8-c.poison), 8-c.poison
+				if !c.oldest {
+					random.Shuffle(len(tasks), func(i, j int) { tasks[i], tasks[j] = tasks[j], tasks[i] })
+				}
+				c.child.Dir, c.child.Concurrency = t.TempDir(), len(tasks)
+				produceSuspects(t, c.child.Dir, tasks)
+				n := runUntilIdle(t, c.child)
+				t.Logf("%d crashes, at most %d with a good task at work", n, checkSuspects(t, c.child.Dir, c.poison, good, c.attempts))
+				require.LessOrEqual(t, n, c.crashes)
+			}
 		})
-		most := checkSuspects(t, dir, 1, good, maxAttempts)
-		t.Logf("%d crashes, at most %d with a good task at work", n, most)
-		require.LessOrEqual(t, n, maxAttempts+25)
-	}
-}
-
-// TestPoisonousTasks: two poisonous tasks die, and the other tasks do not.
-func TestPoisonousTasks(t *testing.T) {
-	t.Parallel()
-	for range testkit.Sized(1, 8) {
-		dir := t.TempDir()
-		produceSuspects(t, dir, 2, 6)
-		n := runUntilIdle(t, suspectChildConfig{Dir: dir, Concurrency: 8, Good: 20 * time.Millisecond})
-		t.Logf("%d crashes, at most %d with a good task at work", n, checkSuspects(t, dir, 2, 6, 25))
-		require.LessOrEqual(t, n, 4*25+10)
 	}
 }
 
@@ -300,34 +278,27 @@ func TestPoisonousTasksInCluster(t *testing.T) {
 	t.Parallel()
 	poison, good, maxAttempts := 1, 6, testkit.Sized(2, 6)
 	random := testkit.Seeded(t)
-	var peers []codeq.Peer
-	first := testkit.FreePorts(t, random.IntN, 3)
-	for i := range 3 {
-		peers = append(peers, codeq.Peer{Node: fmt.Sprint("n", i), Address: fmt.Sprint("127.0.0.1:", first+i)})
-	}
+	peers := threePeers(t, random.IntN)
 	type line struct {
 		node int
 		text string // "": the node has ended
 	}
 	lines := make(chan line)
-	nodes, dir := make([]*exec.Cmd, len(peers)), t.TempDir()
+	nodes, dir := make([]*child, len(peers)), t.TempDir()
 	start := func(i int, produce []codeq.Task) {
-		cmd, out := startSuspectChild(t, suspectChildConfig{
+		c := startSuspectChild(t, suspectChildConfig{
 			Dir: filepath.Join(dir, peers[i].Node), Concurrency: 4, Good: 200 * time.Millisecond, MaxAttempts: maxAttempts,
 			Peers: peers, Self: i, Produce: produce,
-		})
-		nodes[i] = cmd
+		}, func(text string) { lines <- line{i, text} })
+		nodes[i] = c
 		go func() {
-			for out.Scan() {
-				lines <- line{i, out.Text()}
-			}
-			_ = cmd.Wait() // it is killed
+			_ = c.wait() // it is killed
 			lines <- line{i, ""}
 		}()
 	}
 	kill := func() {
-		for _, cmd := range nodes {
-			_ = cmd.Process.Kill() // or it has died
+		for _, c := range nodes {
+			_ = c.Process.Kill() // or it has died
 		}
 		for range nodes {
 			for l := range lines {
@@ -337,14 +308,7 @@ func TestPoisonousTasksInCluster(t *testing.T) {
 			}
 		}
 	}
-	var tasks []codeq.Task
-	for i := range poison + good {
-		kind := "good"
-		if i < poison {
-			kind = "poison"
-		}
-		tasks = append(tasks, codeq.Task{Queue: "work", Payload: fmt.Append(nil, kind, " ", i), Retention: codeq.Forever})
-	}
+	tasks := suspectTasks(poison, good)
 	for i := range nodes {
 		start(i, tasks[i*len(tasks)/len(nodes):(i+1)*len(tasks)/len(nodes)])
 	}
@@ -360,47 +324,23 @@ func TestPoisonousTasksInCluster(t *testing.T) {
 		start(i, nil)
 	}
 	crashes, killed := 0, false
-	ended := make([][]endedTask, len(nodes))
-	for settled := false; !settled; {
+	var ended []endedTask
+	for ended == nil {
 		switch l := <-lines; {
 		case l.text == "":
 			crashes++
 			require.Less(t, crashes, 5*maxAttempts+15)
-			ended[l.node] = nil
 			start(l.node, nil)
-		case l.text == "end":
-			settled = true
-			checkEnded(t, ended[l.node], poison, good, maxAttempts)
-		case strings.HasPrefix(l.text, "{"):
-			var e endedTask
-			require.NoError(t, json.Unmarshal([]byte(l.text), &e))
-			ended[l.node] = append(ended[l.node], e)
+		case strings.HasPrefix(l.text, "["):
+			require.NoError(t, json.Unmarshal([]byte(l.text), &ended))
 		case strings.HasPrefix(l.text, "good") && !killed:
 			killed = true
 			_ = nodes[random.IntN(len(nodes))].Process.Kill() // or it has died
 		}
 	}
 	kill()
-	t.Logf("%d crashes", crashes)
-}
-
-// checkEnded is checkSuspects for the output of nodes.
-func checkEnded(t *testing.T, tasks []endedTask, poison, good, attempts int) {
-	t.Helper()
-	for _, e := range tasks {
-		t.Logf("%s: %v after %d attempts and %d crashes", e.Payload, e.State, e.Attempts, e.Crashes)
-		if e.State == codeq.Done {
-			good--
-			require.True(t, strings.HasPrefix(string(e.Payload), "good"))
-			continue
-		}
-		poison--
-		require.True(t, strings.HasPrefix(string(e.Payload), "poison"), "%s died", e.Payload)
-		require.Equal(t, "the process died", e.LastError)
-		require.Equal(t, attempts, e.Attempts)
-	}
-	require.Zero(t, poison)
-	require.Zero(t, good)
+	t.Logf("%d crashes: %+v", crashes, ended)
+	checkEnded(t, ended, poison, good, maxAttempts)
 }
 
 // TestKilledInnocents: a kill -9 of a process with many running tasks costs rounds, each with twice
@@ -412,18 +352,22 @@ func TestKilledInnocents(t *testing.T) {
 		t.Run(fmt.Sprint("again ", again), func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
-			produceSuspects(t, dir, 0, innocents)
-			cmd, lines := startSuspectChild(t, suspectChildConfig{Dir: dir, Concurrency: innocents, Good: -1})
-			for range innocents {
-				require.True(t, lines.Scan())
+			produceSuspects(t, dir, suspectTasks(0, innocents))
+			killAfter := func(tasks int) {
+				began := make(chan string, innocents)
+				c := startSuspectChild(t, suspectChildConfig{Dir: dir, Concurrency: innocents, Good: -1}, func(line string) { began <- line })
+				for range tasks {
+					select {
+					case <-began:
+					case <-c.read:
+						require.FailNow(t, "the child has ended")
+					}
+				}
+				c.kill()
 			}
-			require.NoError(t, cmd.Process.Kill())
-			require.Error(t, cmd.Wait())
+			killAfter(innocents)
 			if again { // the first suspect runs, and clears the others
-				cmd, lines := startSuspectChild(t, suspectChildConfig{Dir: dir, Concurrency: innocents, Good: -1})
-				require.True(t, lines.Scan())
-				require.NoError(t, cmd.Process.Kill())
-				require.Error(t, cmd.Wait())
+				killAfter(1)
 			}
 			q, err := codeq.Open(dir, suspectOptions())
 			require.NoError(t, err)

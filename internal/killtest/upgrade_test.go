@@ -28,16 +28,16 @@ func nextBuild(t *testing.T) string {
 
 // run starts a child of a build that produces tasks in a directory, and waits until the child has
 // reported some.
-func run(t *testing.T, build, dir string) *exec.Cmd {
+func run(t *testing.T, build, dir string) *child {
 	t.Helper()
-	child := crashCommand(build, dir, codeq.DurabilityProcess)
-	out, err := child.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, child.Start())
-	_, err = io.ReadFull(out, make([]byte, 100*crashEventLen))
-	require.NoError(t, err)
-	go func() { _, _ = io.Copy(io.Discard, out) }()
-	return child
+	some := make(chan error, 1)
+	c := start(t, command(t, build, "crash", crashConfig{dir, codeq.DurabilityProcess}), func(out io.Reader) {
+		_, err := io.ReadFull(out, make([]byte, 100*nodeEventLen))
+		some <- err
+		_, _ = io.Copy(io.Discard, out)
+	})
+	require.NoError(t, <-some)
+	return c
 }
 
 // TestBuildsBeside: two builds exclude each other from a directory, in both orders, also after the
@@ -49,33 +49,29 @@ func TestBuildsBeside(t *testing.T) {
 	next, this, dir := nextBuild(t), thisBuild(t), filepath.Join(t.TempDir(), "queue")
 	refuses := func(build, why string) {
 		t.Helper()
-		out, err := crashCommand(build, dir, codeq.DurabilityProcess).CombinedOutput()
+		out, err := command(t, build, "crash", crashConfig{dir, codeq.DurabilityProcess}).CombinedOutput()
 		require.Error(t, err)
 		require.Contains(t, string(out), why)
 	}
 	owner := run(t, this, dir)
-	defer func() { _ = owner.Process.Kill() }() // no effect if it has ended
+	defer owner.kill() // if the test fails
 	refuses(next, fmt.Sprint("process ", owner.Process.Pid))
 	require.NoError(t, os.Remove(filepath.Join(dir, manifest.LockName)))
 	refuses(next, fmt.Sprint("process ", owner.Process.Pid))
-	require.NoError(t, owner.Process.Kill())
-	require.Error(t, owner.Wait())
+	owner.kill()
 
 	r, err := codeq.OpenReadOnly(dir, nil)
 	require.NoError(t, err)
 	refuses(next, "directory is locked")
 	require.NoError(t, r.Close())
 	raised := run(t, next, dir)
-	require.NoError(t, raised.Process.Kill())
-	require.Error(t, raised.Wait())
+	raised.kill()
 	_, err = codeq.Open(dir, nil)
 	require.ErrorIs(t, err, codeq.ErrFormat)
 	require.ErrorContains(t, err, "open it with a version that knows it")
 	_, err = codeq.OpenReadOnly(dir, nil)
 	require.ErrorIs(t, err, codeq.ErrFormat)
-	again := run(t, next, dir)
-	require.NoError(t, again.Process.Kill())
-	require.Error(t, again.Wait())
+	run(t, next, dir).kill()
 }
 
 // TestUpgrade: a cluster under load loses nothing while nodes of the build with the next format
@@ -118,7 +114,7 @@ func TestUpgrade(t *testing.T) {
 	})
 
 	c.miss(0, c.kill)
-	out, err := c.nodeCommand(older, c.config(0)).CombinedOutput()
+	out, err := command(t, older, "node", c.config(0)).CombinedOutput()
 	require.Error(t, err)
 	require.Contains(t, string(out), fmt.Sprintf("unknown storage format: %d, this version knows", manifest.Format+1))
 	c.start(0)
