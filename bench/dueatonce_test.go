@@ -53,8 +53,8 @@ func dueAtOnce(b *testing.B, tasks, bytes, shards int) {
 	b.ReportMetric(float64(tasks)/time.Since(start).Seconds(), "claims/s")
 }
 
-// untilReady does single cycles of another queue until all tasks are ready. It reports the time from
-// start until then, and the number and the longest time of the cycles.
+// untilReady does single cycles of another queue until all tasks are ready. It reports the time
+// from start until then, and the number and the longest time of the cycles.
 func untilReady(b *testing.B, q *codeq.Queue, tasks int, start time.Time) {
 	cycles, worst := 0, time.Duration(0)
 	for ready := uint64(0); ready < uint64(tasks); cycles++ {

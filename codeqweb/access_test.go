@@ -3,6 +3,7 @@ package codeqweb_test
 import (
 	"bytes"
 	"fmt"
+	"html"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -326,24 +327,30 @@ func TestHostileTexts(t *testing.T) {
 	check("/audit", s.get("/audit"))
 }
 
-// TestLargePayload: a page shows the beginning of a large payload, and offers a download of all of
-// it.
+// TestLargePayload: a page shows the kind and the beginning of a large payload, and offers a
+// download of all of it. It shows a small payload as a whole.
 func TestLargePayload(t *testing.T) {
 	s := open(t, codeq.Options{Shards: 1}, as(codeqweb.All))
-	for name, payload := range map[string][]byte{
-		"JSON":   []byte(`{"a":"` + strings.Repeat("<b>x", 1<<18-10) + `"}`),
-		"deep":   []byte(strings.Repeat("[", 9000) + strings.Repeat("]", 9000)),
-		"binary": bytes.Repeat([]byte{0xff, 0, 1}, 1<<18),
-		"text":   bytes.Repeat([]byte("\u202e"), 1<<18),
+	for payload, shown := range map[string]string{
+		`{"a":"` + strings.Repeat("<b>x", 1<<18-10) + `"}`:    "JSON",
+		strings.Repeat("[", 9000) + strings.Repeat("]", 9000): "JSON",
+		strings.Repeat("\xff\x00\x01", 1<<18):                 "binary",
+		strings.Repeat("\u202e", 1<<18):                       "text",
+		"":                                                    "empty, 0 bytes",
+		`{"a":{"b":[1,"<i>"]}}`:                               "\n  \"a\": {\n    \"b\": [\n      1,\n      \"<i>\"",
+		"<i>bold</i>\r\n\u202egnp.exe\u200b":                  `<i>bold</i>\x0d` + "\n" + `\u202egnp.exe\u200b`,
+		"\x89PNG\xff\xfe<script>":                             "89 50 4e 47 ff fe 3c 73",
 	} {
-		id := s.produce(codeq.Task{Queue: "a", Payload: payload})
+		name := payload[:min(len(payload), 10)]
+		id := s.produce(codeq.Task{Queue: "a", Payload: []byte(payload)})
 		page := s.get("/task?id=" + id.String())
+		require.Contains(t, html.UnescapeString(page), shown, name)
 		require.Less(t, len(page), 600<<10, name)
 		if len(payload) > 64<<10 {
 			require.Contains(t, page, "only the beginning is shown", name)
 		}
 		require.NotContains(t, page, "<b>x", name)
 		w := s.do(request(http.MethodGet, "/payload?id="+id.String(), nil))
-		require.True(t, bytes.Equal(payload, w.Body.Bytes()), name)
+		require.True(t, payload == w.Body.String(), name)
 	}
 }

@@ -2,7 +2,10 @@ package codeqweb_test
 
 import (
 	"fmt"
+	"html"
+	"regexp"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,13 +15,14 @@ import (
 	"codeq/codeqweb"
 )
 
-// TestPages: every screen is shown, with all rights and with Read only.
+// TestPages: every screen is shown, with all rights, and with some: then without the forms of the
+// others.
 func TestPages(t *testing.T) {
-	for _, access := range []codeqweb.Access{codeqweb.All, codeqweb.Read} {
+	for _, access := range []codeqweb.Access{codeqweb.All, codeqweb.Read, codeqweb.Read | codeqweb.Act} {
 		t.Run(access.String(), func(t *testing.T) {
 			s, ids := loaded(t, as(access))
 			for _, path := range pages(ids) {
-				if access == codeqweb.Read && (path == "/audit" || path == "/bulks") {
+				if path == "/audit" && !access.Has(codeqweb.Admin) || path == "/bulks" && !access.Has(codeqweb.Act) {
 					continue
 				}
 				page := s.get(path)
@@ -27,12 +31,30 @@ func TestPages(t *testing.T) {
 				require.NotContains(t, page, "ZgotmplZ", path)
 				require.NotContains(t, page, "style=", path)
 				require.NotRegexp(t, `action="task/[a-z-]+"`, page, "a change that is denied is audited without its form")
+				if !access.Has(codeqweb.Payloads) {
+					require.NotContains(t, page, "xyzzy", path)
+				}
+				for _, form := range regexp.MustCompile(`<form[^>]* method="post"[^>]*action="([a-z/-]+)`).FindAllStringSubmatch(page, -1) {
+					require.True(t, access.Has(posts[form[1]]), "%s has a form of %s", path, form[1])
+				}
 				if access == codeqweb.Read {
 					require.NotContains(t, page, `method="post"`, path)
-					require.NotContains(t, page, "xyzzy", path)
 				}
 			}
 		})
+	}
+}
+
+// TestEmpty: screens of an empty queue say what to do.
+func TestEmpty(t *testing.T) {
+	s := open(t, codeq.Options{Shards: 1}, as(codeqweb.All))
+	for path, says := range map[string]string{
+		"/": "q.Produce(", "/tasks": "q.Produce(", "/tasks?state=done": "Retention", "/dead": "last attempt fails", "/schedules": "q.SetSchedule(",
+		"/workers": "No Queue.Run works", "/cluster": "Options.Cluster", "/audit": "Nobody has changed", "/bulks": "Begin one",
+		"/queue?name=mail": "when a task is produced",
+	} {
+		_, empty, _ := strings.Cut(s.get(path), `id="empty"`)
+		require.Contains(t, html.UnescapeString(empty), says, path)
 	}
 }
 

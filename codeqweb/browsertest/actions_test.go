@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
-	"codeq/codeqweb"
 )
 
 // formsIn returns the forms of a page that change something: their target below the dashboard, with
@@ -284,69 +283,4 @@ func TestClusterActions(t *testing.T) {
 		actions = append(actions, e.Action)
 	}
 	require.Equal(t, []string{"cluster/transfer", "cluster/transfer", "cluster/drain", "cluster/undrain"}, actions)
-}
-
-// TestViewer: a user with Read only sees no payload and no form, and every change that the browser
-// sends is refused.
-func TestViewer(t *testing.T) {
-	t.Parallel()
-	s, ids := loaded(t)
-	w := newTab(t, s)
-	offered := forms(w, screens(ids))
-	s.access.Store(uint32(codeqweb.Read))
-	for _, path := range screens(ids) {
-		if path == "audit" || path == "bulks" {
-			continue
-		}
-		w.open(path)
-		require.Empty(t, eval[[]form](w, formsIn), path)
-		require.Zero(t, w.count("#nav-audit, #nav-bulks, #download"))
-		require.NotContains(t, eval[string](w, "document.documentElement.outerHTML"), "xyzzy", path)
-		require.Empty(t, eval[[]string](w, faultsIn), path)
-	}
-	w.allow("403")
-	status := func(method, to, fields string) int {
-		body := ""
-		if method == "POST" {
-			body = `, body: ` + quoted(fields) + `, headers: {"Content-Type": "application/x-www-form-urlencoded"}`
-		}
-		return eval[int](w, `fetch(`+quoted(to)+`, {method: "`+method+`"`+body+`}).then((a) => a.status)`)
-	}
-	before, err := s.q.Info(context.Background())
-	require.NoError(t, err)
-	for action, f := range offered {
-		require.Equal(t, 403, status("POST", f.To, f.Fields), action)
-		query := strings.TrimPrefix(f.To, w.root+action)
-		if query == "" {
-			query = "?" + f.Fields
-		}
-		require.Equal(t, 403, status("POST", w.root+"api/v1/"+action+query, ""), action)
-	}
-	for _, path := range []string{"audit", "bulks", "payload?id=" + ids["ready"].String(), "api/v1/audit", "api/v1/tasks?payloads=true"} {
-		require.Equal(t, 403, status("GET", w.root+path, ""), path)
-	}
-	after, err := s.q.Info(context.Background())
-	require.NoError(t, err)
-	require.Equal(t, before, after)
-	refused := 0
-	for _, e := range s.log() {
-		require.True(t, e.Refused, "%+v", e)
-		refused++
-	}
-	require.Equal(t, 2*len(offered), refused)
-
-	// With changes of tasks, but none of queues, schedules and workers.
-	s.access.Store(uint32(codeqweb.Read | codeqweb.Act))
-	may := forms(w, slices.DeleteFunc(screens(ids), func(path string) bool { return path == "audit" }))
-	require.Contains(t, may, "task/cancel")
-	require.Contains(t, may, "bulk")
-	for _, action := range []string{"pause", "settings", "schedule/delete", "workers/quiet"} {
-		require.NotContains(t, may, action)
-	}
-
-	// A user without rights sees nothing.
-	s.access.Store(uint32(codeqweb.None))
-	w.open("tasks")
-	require.Zero(t, w.count("table, form, nav"))
-	require.Equal(t, "you may not do this here", eval[string](w, "document.body.innerText.trim()"))
 }

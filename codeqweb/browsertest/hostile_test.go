@@ -1,9 +1,7 @@
 package browsertest
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"net/url"
 	"strings"
@@ -116,47 +114,4 @@ func TestHostile(t *testing.T) {
 	w.harmless("audit")
 	w.open("bulks")
 	w.harmless("bulks")
-}
-
-// TestPayloads: large and strange payloads are shown with their right kind.
-func TestPayloads(t *testing.T) {
-	t.Parallel()
-	s := newSite(t, codeq.Options{Shards: 1})
-	w := newTab(t, s)
-	show := func(payload []byte) string {
-		id := s.produce(codeq.Task{Queue: "mail", Payload: payload})
-		w.open("task?id=" + id.String())
-		w.harmless("payload")
-		return w.text("#payload .kind")
-	}
-	text := func() string { return eval[string](w, `document.querySelector("#payload pre").textContent.trim()`) }
-
-	large := []byte(`["` + strings.Repeat("</pre><script>window.harm=1</script>\u202e\",\"", 20_000) + `"]`)
-	large = append(large, bytes.Repeat([]byte(" "), 1<<20-len(large))...)
-	require.True(t, json.Valid(large))
-	require.Contains(t, show(large), "JSON")
-	require.Contains(t, w.text("#payload .kind"), "only the beginning is shown")
-	require.Less(t, len(text()), 256<<10)
-	require.Empty(t, eval[[]string](w, faultsIn))
-	// The download is a file that no browser runs.
-	file := eval[struct {
-		Type, As string
-		Bytes    int
-	}](w, `fetch(document.querySelector("#download").href).then(async (a) => ({
-		Type: a.headers.get("Content-Type"), As: a.headers.get("Content-Disposition"), Bytes: (await a.arrayBuffer()).byteLength,
-	}))`)
-	require.Equal(t, "application/octet-stream", file.Type)
-	require.Contains(t, file.As, "attachment")
-	require.Equal(t, len(large), file.Bytes)
-
-	show([]byte(strings.Repeat(`{"a":[`, 5000) + strings.Repeat("]}", 5000)))
-	require.Empty(t, eval[[]string](w, faultsIn), "deep values")
-	require.Contains(t, show([]byte("<b>bold</b>\r\n\u202egnp.exe\u200b")), "text, 26 bytes")
-	require.Equal(t, `<b>bold</b>\x0d`+"\n"+`\u202egnp.exe\u200b`, text())
-	require.Contains(t, show([]byte("\x89PNG\xff\xfe<script>")), "binary")
-	require.Contains(t, text(), "89 50 4e 47 ff fe 3c 73")
-	require.Contains(t, show(nil), "empty, 0 bytes")
-	require.Contains(t, show([]byte(`{"a":{"b":[1,"<i>"]}}`)), "JSON")
-	require.JSONEq(t, `{"a":{"b":[1,"<i>"]}}`, text())
-	require.Contains(t, text(), "\n  ")
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/codeqweb"
 )
 
 // faultsIn finds the faults of a page: parts that a viewer cannot read, reach, or distinguish.
@@ -73,11 +74,16 @@ func TestScreens(t *testing.T) {
 	for _, looks := range []struct {
 		name, scheme string
 		size         chromedp.Action[chromedp.Void]
+		access       codeqweb.Access
 	}{
-		{"desk, light", "light", size(1280, 800, false)},
-		{"desk, dark", "dark", size(1280, 800, false)},
-		{"phone, light", "light", size(360, 740, true)},
+		{"desk, light", "light", size(1280, 800, false), codeqweb.All},
+		{"desk, dark", "dark", size(1280, 800, false), codeqweb.All},
+		{"phone, light", "light", size(360, 740, true), codeqweb.All},
+		{"a viewer", "light", size(1280, 800, false), codeqweb.Read},
 	} {
+		if s.access.Store(uint32(looks.access)); looks.access == codeqweb.Read {
+			w.allow("403") // for some pages
+		}
 		w.do(looks.size, scheme(looks.scheme))
 		for _, path := range append(screens(ids), "task?id=nonsense", "bulk?id=99", "tasks?limit=0&cursor=nonsense") {
 			if strings.Contains(path, "nonsense") || strings.Contains(path, "99") {
@@ -87,6 +93,7 @@ func TestScreens(t *testing.T) {
 			require.Empty(t, eval[[]string](w, faultsIn), "%s: %s", looks.name, path)
 			require.NotEmpty(t, w.text("h1"))
 			require.NotContains(t, eval[string](w, "document.body.innerText"), "<no value>")
+			require.True(t, looks.access == codeqweb.All || len(eval[[]form](w, formsIn)) == 0, "forms on %s", path)
 		}
 	}
 }
@@ -101,21 +108,6 @@ func TestColors(t *testing.T) {
 	}
 	require.Greater(t, background("light"), 3*200)
 	require.Less(t, background("dark"), 3*60)
-}
-
-// TestEmpty: screens of an empty queue say what to do.
-func TestEmpty(t *testing.T) {
-	t.Parallel()
-	w := newTab(t, newSite(t, codeq.Options{Shards: 1}))
-	for path, says := range map[string]string{
-		"": "q.Produce(", "tasks": "q.Produce(", "tasks?state=done": "Retention", "dead": "last attempt fails", "schedules": "q.SetSchedule(",
-		"workers": "No Queue.Run works", "cluster": "Options.Cluster", "audit": "Nobody has changed", "bulks": "Begin one", "queue?name=mail": "when a task is produced",
-	} {
-		w.open(path)
-		require.Contains(t, w.text("#empty"), says, path)
-	}
-	w.open("")
-	require.Contains(t, w.text("#no-workers"), "Queue.Run")
 }
 
 // TestWhatScreensShow: the screens show the content of the queue.
