@@ -230,7 +230,7 @@ func (r *ClaimRequest) checkWeights(of string) error {
 	case ok:
 		return nil
 	case !named:
-		return &InvalidError{of + ".Weights", shortly(queue), "one of Queues"}
+		return &InvalidError{of + ".Weights", base.Shortly(queue), "one of Queues"}
 	default:
 		return &InvalidError{of + ".Weights of " + queue, r.Weights[queue], weightBounds}
 	}

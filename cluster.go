@@ -10,8 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
-	"unicode/utf8"
 
+	"codeq/internal/base"
 	"codeq/internal/cluster"
 	"codeq/internal/inspect"
 	"codeq/internal/localsocket"
@@ -95,82 +95,38 @@ type Peer struct {
 	Address string
 }
 
-// withDefaults returns a checked copy.
+// withDefaults returns a copy in which the zero fields have their defaults.
 func (c *Cluster) withDefaults() (*Cluster, error) {
 	o := *c
 	o.Peers, o.TLS = slices.Clone(o.Peers), o.TLS.Clone()
-	if err := checkNode("Cluster.Node", o.Node); err != nil {
-		return nil, err
+	n := o.config()
+	if field, value, limit := n.SetDefaults(); limit != "" {
+		return nil, &InvalidError{field, value, limit}
 	}
-	if o.Listen == "" && o.Listener == nil {
-		return nil, &InvalidError{"Cluster.Listen", `""`, "an address, or a Listener"}
-	}
-	if o.TLS != nil && o.TLS.ClientAuth != tls.RequireAndVerifyClientCert && !o.AllowAnonymous {
-		return nil, &InvalidError{"Cluster.TLS.ClientAuth", o.TLS.ClientAuth, "RequireAndVerifyClientCert, unless Cluster.AllowAnonymous is set"}
-	}
-	if err := cluster.CheckCertificate(o.TLS, o.Node, o.AllowAnonymous); err != nil {
-		return nil, &InvalidError{"Cluster.TLS", err, fmt.Sprintf("a certificate for %q", o.Node)}
-	}
-	if o.Advertise = cmp.Or(o.Advertise, o.Listen); o.Advertise == "" {
-		o.Advertise = o.Listener.Addr().String()
-	}
-	if err := o.checkAddress("Cluster.Advertise", o.Advertise); err != nil {
-		return nil, err
-	}
-	names, addresses := make(map[string]bool), make(map[string]bool)
-	for _, p := range o.Peers {
-		if err := checkNode("Cluster.Peers: node", p.Node); err != nil {
-			return nil, err
-		}
-		if names[p.Node] {
-			return nil, &InvalidError{"Cluster.Peers", strconv.Quote(p.Node), "nodes with a name of their own"}
-		}
-		if err := o.checkAddress("Cluster.Peers: address of "+p.Node, p.Address); err != nil {
-			return nil, err
-		}
-		if addresses[p.Address] {
-			return nil, &InvalidError{"Cluster.Peers: address of " + p.Node, strconv.Quote(p.Address), "an address of its own"}
-		}
-		names[p.Node], addresses[p.Address] = true, true
-	}
-	if o.Join && len(o.Peers) == 0 {
-		return nil, &InvalidError{"Cluster.Peers", "none", "nodes of the cluster to join"}
-	}
-	timeouts := []*time.Duration{&o.HeartbeatTimeout, &o.ElectionTimeout, &o.CallTimeout}
-	defaults := []time.Duration{500 * time.Millisecond, 0, 10 * time.Second}
-	for i, name := range []string{"Cluster.HeartbeatTimeout", "Cluster.ElectionTimeout", "Cluster.CallTimeout"} {
-		*timeouts[i] = cmp.Or(*timeouts[i], defaults[i], o.HeartbeatTimeout) // which comes first
-		if d := *timeouts[i]; d < minTimeout || d > maxTimeout {
-			return nil, &InvalidError{name, d, fmt.Sprint(minTimeout, " to ", maxTimeout)}
-		}
-	}
-	if o.ElectionTimeout < o.HeartbeatTimeout {
-		return nil, &InvalidError{"Cluster.ElectionTimeout", o.ElectionTimeout, "HeartbeatTimeout or more"}
-	}
+	o.Advertise, o.HeartbeatTimeout, o.ElectionTimeout, o.CallTimeout = n.Advertise, n.HeartbeatTimeout, n.ElectionTimeout, n.CallTimeout
 	return &o, nil
 }
 
-// checkAddress refuses what cannot be dialed by TCP, unless another dialer is given.
-func (c *Cluster) checkAddress(field, address string) error {
-	if err := cluster.CheckAddress(address); c.private.Dial == nil && err != nil || address == "" {
-		return &InvalidError{field, shortly(address), fmt.Sprint("host:port, which other nodes can dial; ", err)}
+// config is the part of a node's configuration that users give.
+func (c *Cluster) config() cluster.Config {
+	n := cluster.Config{
+		Node: c.Node, Listen: c.Listen, Listener: c.Listener, Advertise: c.Advertise, Join: c.Join, TLS: c.TLS, AllowAnonymous: c.AllowAnonymous,
+		HeartbeatTimeout: c.HeartbeatTimeout, ElectionTimeout: c.ElectionTimeout, CallTimeout: c.CallTimeout, LeaveOnClose: c.LeaveOnClose,
+		Newest: c.private.Newest, Dial: c.private.Dial, Votes: c.private.Votes, Log: c.private.Log,
 	}
-	return nil
+	for _, p := range c.Peers {
+		n.Peers = append(n.Peers, p.inner())
+	}
+	return n
 }
 
-func checkNode(field, name string) error {
-	if name == "" || len(name) > maxNodeName || !utf8.ValidString(name) {
-		return &InvalidError{field, shortly(name), fmt.Sprintf("1 to %d bytes of UTF-8", maxNodeName)}
+func (p Peer) inner() cluster.Peer { return cluster.Peer{Node: p.Node, Address: p.Address} }
+
+func (q *Queue) checkAddress(address string) error {
+	if limit := cluster.CheckPeerAddress(address, q.opts.Cluster.private.Dial != nil); limit != "" {
+		return &InvalidError{"Peer.Address", base.Shortly(address), limit}
 	}
 	return nil
-}
-
-// shortly is a name or an address in an error: quoted, or its length if it is longer than they are.
-func shortly(s string) string {
-	if len(s) > maxAddress {
-		return bytesOf(len(s))
-	}
-	return strconv.Quote(s)
 }
 
 // checkOpen refuses an address at which something listens already, and for a node of no cluster yet
@@ -186,13 +142,6 @@ func (c *Cluster) checkOpen(m *manifest.Manifest) error {
 	}
 	return nil
 }
-
-const (
-	maxNodeName = cluster.MaxNodeName
-	maxAddress  = cluster.MaxAddress
-	minTimeout  = 20 * time.Millisecond
-	maxTimeout  = time.Hour
-)
 
 // AddNode makes a node part of the cluster: in the Raft group of every shard it first follows, and
 // votes when it has caught up. The node must be open, with [Cluster.Join] ([Open] then calls
@@ -213,10 +162,10 @@ func (q *Queue) AddNode(ctx context.Context, p Peer) (err error) {
 	if done, err := q.tellCluster(ctx, localsocket.AddNode, p, p.Node); done {
 		return err
 	}
-	if err := q.opts.Cluster.checkAddress("Peer.Address", p.Address); err != nil {
+	if err := q.checkAddress(p.Address); err != nil {
 		return err
 	}
-	return q.node.Add(ctx, cluster.Peer{Node: p.Node, Address: p.Address})
+	return q.node.Add(ctx, p.inner())
 }
 
 // RemoveNode takes a node out of the cluster, for good: the others refuse its directory from then
@@ -253,10 +202,10 @@ func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) (err error)
 	if done, err := q.tellCluster(ctx, localsocket.ReplaceNode, replacement{old, p}, old, p.Node); done {
 		return err
 	}
-	if err := q.opts.Cluster.checkAddress("Peer.Address", p.Address); err != nil {
+	if err := q.checkAddress(p.Address); err != nil {
 		return err
 	}
-	err = q.node.Replace(ctx, old, cluster.Peer{Node: p.Node, Address: p.Address})
+	err = q.node.Replace(ctx, old, p.inner())
 	if errors.Is(err, cluster.ErrIsMember) {
 		return &InvalidError{"Peer.Node", p.Node, "a node that is no member yet; if it is one, RemoveNode removes the other"}
 	}
@@ -324,8 +273,8 @@ func (q *Queue) tellCluster(ctx context.Context, verb byte, argument any, nodes 
 		return true, ErrNoCluster
 	}
 	for _, node := range nodes {
-		if err := checkNode("node", node); err != nil {
-			return true, err
+		if limit := cluster.CheckName(node); limit != "" {
+			return true, &InvalidError{"node", base.Shortly(node), limit}
 		}
 	}
 	return false, nil

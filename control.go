@@ -6,9 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/time/rate"
-
-	"codeq/internal/base"
 	"codeq/internal/call"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
@@ -268,7 +265,7 @@ func (q *Queue) bulk(ctx context.Context, opts *BulkOptions) (r BulkResult, err 
 	for _, s := range opts.States {
 		change.States |= engine.SetOf(engine.TaskState(s))
 	}
-	bulks := newBulkSender(len(q.replicas), bulkCap, opts.Rate, q.closing, func(shard int, ids []keys.ID) error {
+	bulks := call.NewBulkSender(len(q.replicas), bulkCap, opts.Rate, q.closing, func(shard int, ids []keys.ID) error {
 		c := &call.AlterMany{BulkAlteration: change}
 		c.IDs = ids
 		settled, err := q.do(ctx, shard, rule(callAlterMany, c))
@@ -299,7 +296,7 @@ func (q *Queue) bulk(ctx context.Context, opts *BulkOptions) (r BulkResult, err 
 			if r.Matched++; opts.DryRun {
 				continue
 			}
-			if err := bulks.add(ctx, q.shardOf(t.ID), keys.ID(t.ID)); err != nil {
+			if err := bulks.Add(ctx, q.shardOf(t.ID), keys.ID(t.ID)); err != nil {
 				return r, err
 			}
 		}
@@ -307,7 +304,7 @@ func (q *Queue) bulk(ctx context.Context, opts *BulkOptions) (r BulkResult, err 
 		if p.Next != "" && opts.Rate == 0 && read%len(q.replicas) != 0 { // commits of about bulkCap tasks
 			continue
 		}
-		if err := bulks.flush(ctx); err != nil {
+		if err := bulks.Flush(ctx); err != nil {
 			return r, err
 		}
 		if r.Next = p.Next; r.Next == "" {
@@ -366,82 +363,3 @@ func (o *BulkOptions) check(l *Limits) error {
 const rates = "0 to 1e9"
 
 func isRate(perSecond float64) bool { return perSecond >= 0 && perSecond <= 1e9 }
-
-// bulkSender collects elements for several receivers, and delivers them in bulks, no faster than a
-// rate. It holds the elements that are not delivered yet.
-type bulkSender[T any] struct {
-	deliver func(to int, bulk []T) error
-	waiting [][]T // by receiver
-	size    int
-	limit   *rate.Limiter
-	closed  <-chan struct{}
-}
-
-// newBulkSender returns a bulkSender for so many receivers, each bulk of at most so many elements.
-// perSecond bounds the elements of all bulks; 0: as fast as possible. Once closed is closed, add
-// and flush return ErrClosed rather than wait.
-func newBulkSender[T any](receivers, size int, perSecond float64, closed <-chan struct{}, deliver func(to int, bulk []T) error) *bulkSender[T] {
-	b := &bulkSender[T]{deliver: deliver, waiting: make([][]T, receivers), size: size, closed: closed, limit: rate.NewLimiter(rate.Inf, 0)}
-	if perSecond > 0 {
-		b.size = max(1, min(size, int(perSecond/10)))
-		b.limit = rate.NewLimiter(rate.Limit(perSecond), b.size)
-	}
-	return b
-}
-
-// add adds an element, and delivers a bulk that is complete.
-func (b *bulkSender[T]) add(ctx context.Context, to int, v T) error {
-	b.waiting[to] = append(b.waiting[to], v)
-	if len(b.waiting[to]) < b.size {
-		return nil
-	}
-	return b.send(ctx, to)
-}
-
-// flush delivers everything that was added.
-func (b *bulkSender[T]) flush(ctx context.Context) error {
-	for to := range b.waiting {
-		if err := b.send(ctx, to); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (b *bulkSender[T]) send(ctx context.Context, to int) error {
-	bulk := b.waiting[to]
-	b.waiting[to] = nil
-	if len(bulk) == 0 {
-		return nil
-	}
-	if err := b.await(ctx, len(bulk)); err != nil {
-		return err
-	}
-	return b.deliver(to, bulk)
-}
-
-// await waits until so many elements may be delivered. Unlike rate.Limiter.WaitN it waits until ctx
-// ends also if its deadline is before their turn: otherwise a caller that tries again until ctx
-// ends would never rest.
-func (b *bulkSender[T]) await(ctx context.Context, n int) (err error) {
-	if ctx.Err() != nil {
-		return base.EndOf(ctx)
-	}
-	turn := b.limit.ReserveN(time.Now(), n)
-	d := turn.Delay()
-	if d <= 0 {
-		return nil
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		err = base.EndOf(ctx)
-	case <-b.closed:
-		err = ErrClosed
-	}
-	turn.Cancel()
-	return err
-}

@@ -349,7 +349,7 @@ func loneNode(t testing.TB, shards int) *Queue {
 	q, err := Open("q", inspect.With(&Options{
 		Shards: shards, Durability: DurabilityNone, MemTableBytes: 256 << 10,
 		Cluster: inspect.With(&Cluster{
-			Node: "n", Listener: host, HeartbeatTimeout: minTimeout, CallTimeout: minTimeout,
+			Node: "n", Listener: host, HeartbeatTimeout: cluster.MinTimeout, CallTimeout: cluster.MinTimeout,
 		}, inspect.Private{
 			Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return network.Dial(ctx, host, addr) },
 			Votes: func(string) (raftlog.Stables, error) { return votes, nil },

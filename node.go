@@ -40,21 +40,15 @@ func (q *Queue) newNode() *node {
 		r := &replica{index: i, node: n, mono: q.opts.private.Mono, producing: call.NewSession(q.dir.Incarnation)}
 		q.replicas[i], machines[i] = r, newStateMachine(r)
 	}
-	var peers []cluster.Peer
-	for _, p := range c.Peers {
-		peers = append(peers, cluster.Peer{Node: p.Node, Address: p.Address})
-	}
-	n.Node = cluster.New(cluster.Config{
-		Node: c.Node, Listen: c.Listen, Listener: c.Listener, Advertise: c.Advertise, Peers: peers, Join: c.Join, TLS: c.TLS,
-		AllowAnonymous:   c.AllowAnonymous,
-		HeartbeatTimeout: c.HeartbeatTimeout, ElectionTimeout: c.ElectionTimeout, CallTimeout: c.CallTimeout, StallAfter: q.opts.StallAfter, LeaveOnClose: c.LeaveOnClose,
-		Directory: q.dir, Disk: q.disk, Sync: logSync[q.opts.Durability], MinFree: q.opts.MinFreeBytes, MaxAppend: q.opts.private.MaxAppend,
-		SnapshotBytes: int64(q.opts.private.SnapshotBytes), Logger: n.log, Newest: c.private.Newest, PebbleFormat: q.opts.private.Pebble,
-		HidesRoom: q.opts.private.HidesRoom,
-		Machines:  machines, Reconcile: q.reconcile, Leaders: (*leaders)(n), Serve: n.serve, ServeNode: q.serveNode, EncodeError: encodeError, DecodeError: decodeError, PanicError: panicError,
-		Removed: func(err error) { n.claims.End(err) },
-		Wall:    q.opts.private.Wall, Mono: q.opts.private.Mono, Dial: c.private.Dial, Votes: c.private.Votes, Log: c.private.Log,
-	})
+	config := c.config()
+	config.Directory, config.Disk, config.Sync = q.dir, q.disk, logSync[q.opts.Durability]
+	config.StallAfter, config.MinFree, config.Logger = q.opts.StallAfter, q.opts.MinFreeBytes, n.log
+	config.MaxAppend, config.SnapshotBytes, config.HidesRoom = q.opts.private.MaxAppend, int64(q.opts.private.SnapshotBytes), q.opts.private.HidesRoom
+	config.PebbleFormat, config.Wall, config.Mono = q.opts.private.Pebble, q.opts.private.Wall, q.opts.private.Mono
+	config.Machines, config.Reconcile, config.Leaders, config.Serve, config.ServeNode = machines, q.reconcile, (*leaders)(n), n.serve, q.serveNode
+	config.EncodeError, config.DecodeError, config.PanicError = encodeError, decodeError, panicError
+	config.Removed = func(err error) { n.claims.End(err) }
+	n.Node = cluster.New(config)
 	for i, r := range q.replicas {
 		r.group = n.Group(i)
 	}

@@ -11,11 +11,9 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/call"
 	"codeq/internal/cluster"
-	"codeq/internal/engine"
 	"codeq/internal/guard"
 	"codeq/internal/inspect"
 	"codeq/internal/manifest"
-	"codeq/internal/platform"
 	"codeq/internal/store"
 )
 
@@ -249,14 +247,6 @@ func (o *Options) withDefaults() (*Options, error) {
 		{"Options.InboxDepth", &c.InboxDepth, 1, 4096, 1 << 20},
 		{"Options.WindowTasks", &c.WindowTasks, 1, 4096, 1 << 20},
 		{"Options.WindowBytes", &c.WindowBytes, 1, 32 << 20, math.MaxInt32},
-		{"Private.IdleLanes", &c.private.IdleLanes, 1, engine.IdleLanes, math.MaxInt32},
-		{"Private.SweepLanes", &c.private.SweepLanes, 1, engine.SweepLanes, math.MaxInt32},
-		{"Private.GroupBytes", &c.private.GroupBytes, 1, engine.GroupBytes, engine.GroupBytes},
-		{"Private.MaxAppend", &c.private.MaxAppend, 1, cluster.MaxAppend, cluster.MaxAppend},
-		{"Private.SnapshotBytes", &c.private.SnapshotBytes, 1, cluster.SnapshotBytes, cluster.SnapshotBytes},
-		{"Private.TrimBytes", &c.private.TrimBytes, 1, engine.TrimBytes, math.MaxInt32},
-		{"Private.TrimLane", &c.private.TrimLane, 1, engine.TrimLane, math.MaxInt32},
-		{"Private.ReclaimFrom", &c.private.ReclaimFrom, -1, store.ReclaimFrom, math.MaxInt32},
 		{"Options.MemTableBytes", &c.MemTableBytes, 256 << 10, 0, 1 << 30}, // 0: setShards
 	} {
 		if *f.value == 0 {
@@ -277,13 +267,13 @@ func (o *Options) withDefaults() (*Options, error) {
 	if err := c.decideBy(&deciding); err != nil {
 		return nil, err
 	}
-	low := minTimeout
+	low := cluster.MinTimeout
 	if c.Cluster != nil {
 		low = max(low, c.Cluster.HeartbeatTimeout+1)
 	}
 	c.StallAfter = cmp.Or(c.StallAfter, max(5*time.Second, 4*low))
 	if c.StallAfter < low || c.StallAfter > maxStall {
-		return nil, &InvalidError{"Options.StallAfter", c.StallAfter, fmt.Sprintf("%v to %v, and more than HeartbeatTimeout", minTimeout, maxStall)}
+		return nil, &InvalidError{"Options.StallAfter", c.StallAfter, fmt.Sprintf("%v to %v, and more than HeartbeatTimeout", cluster.MinTimeout, maxStall)}
 	}
 	if c.SuspectFor = cmp.Or(c.SuspectFor, time.Minute); c.SuspectFor < time.Millisecond || c.SuspectFor > maxStall {
 		return nil, &InvalidError{"Options.SuspectFor", c.SuspectFor, fmt.Sprint(time.Millisecond, " to ", maxStall)}
@@ -299,19 +289,7 @@ func (o *Options) withDefaults() (*Options, error) {
 		c.log, c.logs = guard.NewLogQueue(c.Logger.Handler())
 	}
 	c.teller = newTeller(c.Observer, c.log)
-	if c.private.FS == nil {
-		c.private.FS = platform.FS
-	}
-	if c.private.Wall == nil {
-		c.private.Wall = time.Now
-	}
-	if c.private.Mono == nil {
-		c.private.Mono = time.Now
-	}
-	if c.private.Pebble == nil {
-		c.private.Pebble = manifest.PebbleFormat
-	}
-	c.private.Boot = cmp.Or(c.private.Boot, platform.BootID())
+	c.private.SetDefaults()
 	return &c, nil
 }
 

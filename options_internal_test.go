@@ -247,7 +247,7 @@ var optionBounds = []struct {
 	{"MemTableBytes", func(o *Options) any { return &o.MemTableBytes }, 256 << 10, 1 << 30, []any{256<<10 - 1, 1<<30 + 1, -1, 1}, "262144 to 1073741824"},
 	{"Backoff.Factor", func(o *Options) any { return &o.Backoff.Factor }, 1.0, math.MaxFloat64, []any{math.Nextafter(1, 0), -1.0, math.Inf(-1)}, "1 or more"},
 	{"SuspectFor", func(o *Options) any { return &o.SuspectFor }, time.Millisecond, 24 * time.Hour, []any{time.Millisecond - 1, 24*time.Hour + 1, -time.Second}, "1ms to 24h0m0s"},
-	{"StallAfter", func(o *Options) any { return &o.StallAfter }, minTimeout, maxStall, []any{minTimeout - 1, maxStall + 1, -time.Second}, "20ms to 24h0m0s"},
+	{"StallAfter", func(o *Options) any { return &o.StallAfter }, cluster.MinTimeout, maxStall, []any{cluster.MinTimeout - 1, maxStall + 1, -time.Second}, "20ms to 24h0m0s"},
 	{"Backoff.Jitter", func(o *Options) any { return &o.Backoff.Jitter }, -1.0, 1.0, []any{math.Nextafter(1, 2), math.Inf(1)}, "at most 1"},
 }
 

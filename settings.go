@@ -60,14 +60,6 @@ type Settings struct {
 	HoldGroups bool `json:",omitzero"`
 }
 
-func (s *Settings) check() error {
-	var invalid *engine.Invalid
-	if errors.As((*engine.Settings)(s).Check(), &invalid) {
-		return &InvalidError{invalid.Field, invalid.Value, invalid.Limit}
-	}
-	return nil
-}
-
 // Settings returns the settings of a queue that the last [Queue.Configure] has stored.
 //
 // Errors: [ErrInvalid], [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed].
@@ -154,7 +146,7 @@ func (q *Queue) configure(ctx context.Context, queue string, change func(*Settin
 			return err
 		}
 		guard.CallBack(func() { change((*Settings)(c.Settings)) })
-		if err := (*Settings)(c.Settings).check(); err != nil {
+		if err := translated(c.Settings.Check()); err != nil {
 			return err
 		}
 		set := none

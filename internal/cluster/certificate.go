@@ -14,12 +14,12 @@ import (
 // A certificate is valid for a node if the node's name is one of its subject alternative names (DNS
 // names or URIs).
 
-// CheckCertificate returns an error if a node would present a certificate that is not valid for its
+// checkCertificate returns an error if a node would present a certificate that is not valid for its
 // name, as far as that can be seen. As a server it needs a valid one from GetCertificate or in
 // Certificates; as a client, if it must present one, from GetClientCertificate. A certificate that
 // a function does not return outside of a handshake is not checked, nor is the configuration of
 // GetConfigForClient. Without TLS there is no error.
-func CheckCertificate(c *tls.Config, node string, anonymous bool) error {
+func checkCertificate(c *tls.Config, node string, anonymous bool) error {
 	if c == nil {
 		return nil
 	}

@@ -13,13 +13,11 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2"
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 
@@ -38,24 +36,6 @@ type Peer struct {
 	Node    string // its name
 	Address string
 	ID      string // of its directory; "": not known
-}
-
-// CheckAddress returns an error if an address is not a host and a port that other nodes can dial.
-func CheckAddress(address string) error {
-	if len(address) > MaxAddress {
-		return fmt.Errorf("it has %d bytes", len(address))
-	}
-	host, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return err
-	}
-	if ip := net.ParseIP(host); host == "" || ip.IsUnspecified() {
-		return errors.New("it has no host")
-	}
-	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-		return fmt.Errorf("%q is no port", port)
-	}
-	return nil
 }
 
 // CheckListen returns an error if this process cannot listen at an address now.
@@ -79,75 +59,6 @@ func listenAt(address string) (net.Listener, error) {
 		err = fmt.Errorf("Cluster.Listen: %w", err)
 	}
 	return l, err
-}
-
-const (
-	MaxNodeName = 255 // bytes of a node's name
-	MaxAddress  = 300 // bytes of its address; the name of a host has 253 at most
-)
-
-// Config of a Node.
-type Config struct {
-	Node             string // its name
-	Listen           string // address; not used if there is a Listener
-	Listener         net.Listener
-	Advertise        string        // the address that others dial; "": that of Listen or Listener
-	Peers            []Peer        // founders of a new cluster; or members of the one to join
-	Join             bool          // an existing cluster
-	TLS              *tls.Config   // nil: none
-	AllowAnonymous   bool          // with TLS, of nodes that dial
-	HeartbeatTimeout time.Duration // of silence until a follower misses its leader
-	ElectionTimeout  time.Duration // of an election
-	CallTimeout      time.Duration // how long a call waits for a shard
-	StallAfter       time.Duration // how long an operation on files may take; Disk reports longer ones
-	LeaveOnClose     bool
-
-	Directory *manifest.Directory
-	Sync      raftlog.Sync
-	MinFree   int64 // bytes; see logRoom
-	MaxAppend int   // largest number of entries in a message between nodes; at most the constant
-	HidesRoom bool  // the node does not report the room on its disk; for tests
-	Newest    int   // newest format of this build; 0: manifest.Format. Tests set less
-	// PebbleFormat is Pebble's format of the log, by that of the directory. Default:
-	// manifest.PebbleFormat
-	PebbleFormat func(format int) pebble.FormatMajorVersion
-	Logger       *slog.Logger
-	// SnapshotBytes is the number of bytes of log between two snapshots; half as much stays.
-	SnapshotBytes int64
-
-	// Disk watches the operations on the files of the node; see WatchDisk. nil: only the votes are
-	// watched, with an hour as their limit.
-	Disk *failstop.Watch
-
-	// Machines are the shards.
-	Machines []StateMachine
-	// Reconcile makes the stores of all Machines agree with each other; differ: they may be of
-	// different moments. It is called when they are open, before a cluster begins from them.
-	Reconcile func(differ bool) error
-	// Leaders calls the leaders of the shards, here or on other nodes.
-	Leaders Leaders
-	// Serve answers a call of another node for a shard, of a kind below OwnKinds. The caller gets
-	// the error that it returns.
-	Serve func(shard int, r *peer.Request) error
-	// ServeNode answers a call of another node that is not for a shard (AskNodes). It may wait for
-	// as long as ctx lasts.
-	ServeNode func(ctx context.Context, body []byte) ([]byte, error)
-	// Removed is called once, with the error of calls from then on, when this node was removed from
-	// the cluster, and all shards have removed it as far as it knows. It must not wait. nil: not
-	// called.
-	Removed func(error)
-	// EncodeError and DecodeError convert errors for messages between nodes.
-	EncodeError func(error) (code byte, text string)
-	DecodeError func(code byte, text string) error
-	// PanicError is the error for a panic of a goroutine.
-	PanicError func(what string, value any, stack []byte) error
-
-	// Tests replace these.
-	Wall  func() time.Time                                         // nil: time.Now
-	Mono  func() time.Time                                         // nil: time.Now
-	Dial  func(ctx context.Context, addr string) (net.Conn, error) // nil: TCP, by TLS if there is one
-	Votes func(path string) (raftlog.Stables, error)               // nil: raftlog.OpenStable
-	Log   func(*raftlog.Group) LogStore                            // nil: the group itself
 }
 
 // Leaders calls the leaders of the shards.

@@ -4,6 +4,7 @@
 package inspect
 
 import (
+	"cmp"
 	"context"
 	"net"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
+	"codeq/internal/platform"
 	"codeq/internal/raftlog"
 	"codeq/internal/store"
 )
@@ -42,6 +44,27 @@ type Private struct {
 	Votes  func(path string) (raftlog.Stables, error)
 	Log    func(*raftlog.Group) cluster.LogStore
 	Newest int // format that the node knows. Default: manifest.Format
+}
+
+// SetDefaults sets the fields that are zero and have defaults.
+func (p *Private) SetDefaults() {
+	if p.FS == nil {
+		p.FS = platform.FS
+	}
+	if p.Wall == nil {
+		p.Wall = time.Now
+	}
+	if p.Mono == nil {
+		p.Mono = time.Now
+	}
+	if p.Pebble == nil {
+		p.Pebble = manifest.PebbleFormat
+	}
+	p.Boot = cmp.Or(p.Boot, platform.BootID())
+	p.IdleLanes, p.SweepLanes = cmp.Or(p.IdleLanes, engine.IdleLanes), cmp.Or(p.SweepLanes, engine.SweepLanes)
+	p.GroupBytes, p.MaxAppend = cmp.Or(p.GroupBytes, engine.GroupBytes), cmp.Or(p.MaxAppend, cluster.MaxAppend)
+	p.TrimBytes, p.TrimLane = cmp.Or(p.TrimBytes, engine.TrimBytes), cmp.Or(p.TrimLane, engine.TrimLane)
+	p.ReclaimFrom, p.SnapshotBytes = cmp.Or(p.ReclaimFrom, store.ReclaimFrom), cmp.Or(p.SnapshotBytes, cluster.SnapshotBytes)
 }
 
 // Options returns the private part of a *codeq.Options, *codeq.Cluster, *codeq.ReaderOptions or
