@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,7 +17,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
-	"codeq/internal/crashfs"
 	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
@@ -38,22 +36,6 @@ func TestTenantWeightsChanged(t *testing.T) {
 		require.Equal(t, "AABBBAABBB", tenantsOf(t, q, "a", 10))
 		weights(nil)
 		require.Equal(t, "ABAB", tenantsOf(t, q, "a", 4))
-		queuetest.RequireSettled(t, q)
-	})
-}
-
-// TestTenantWeightsShares: over several shards, the shares follow the weights.
-func TestTenantWeightsShares(t *testing.T) {
-	queuetest.Bubble(t, codeq.Options{Shards: 3}, func(t *testing.T, q *codeq.Queue) {
-		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.TenantWeights = map[string]int{"A": 3} })
-		for range 600 {
-			queuetest.Produce(t, q, codeq.Task{Queue: "a", Tenant: "A"}, codeq.Task{Queue: "a", Tenant: "B"})
-		}
-		const claims = 400
-		got := tenantsOf(t, q, "a", claims)
-		// The error of each shard is less than one round of turns.
-		require.InDelta(t, claims*3/4, strings.Count(got, "A"), 3*3)
-		require.NotContains(t, got, strings.Repeat("A", 40))
 		queuetest.RequireSettled(t, q)
 	})
 }
@@ -190,73 +172,6 @@ func TestTenantSharesOneAtATime(t *testing.T) {
 			})
 		}
 	}
-}
-
-// TestTenantSharesChange: shares follow new weights and tenants that come and go, also after a
-// restart.
-func TestTenantSharesChange(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		opts := *queuetest.OnDisk(crashfs.New(), &codeq.Options{Shards: 4})
-		q := queuetest.OpenForRun(t, opts)
-		for shard := range 4 {
-			produceFor(t, queuetest.StartingAt(q, shard), codeq.Task{Queue: "a"}, 2000, "A")
-		}
-		produceFor(t, queuetest.StartingAt(q, 1), codeq.Task{Queue: "a"}, 3500, "X")
-		expect := func(shares map[string]float64) {
-			t.Helper()
-			const claims = 1600
-			got := tenantsOf(t, q, "a", claims)
-			for tenant, share := range shares {
-				deviation := math.Sqrt(claims * share * (1 - share))
-				require.InDelta(t, claims*share, strings.Count(got, tenant), 6*deviation, tenant)
-			}
-		}
-		expect(map[string]float64{"A": 1. / 2, "X": 1. / 2})
-		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.TenantWeights = map[string]int{"A": 7} })
-		expect(map[string]float64{"A": 7. / 8, "X": 1. / 8})
-		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.TenantWeights = map[string]int{"X": 3} })
-		produceFor(t, queuetest.StartingAt(q, 3), codeq.Task{Queue: "a"}, 2000, "Y")
-		expect(map[string]float64{"A": 1. / 5, "X": 3. / 5, "Y": 1. / 5})
-		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.TenantWeights = nil })
-		time.Sleep(time.Second) // Bulk selects only tasks that are older than its call
-		_, err := q.Bulk(t.Context(), codeq.BulkOptions{
-			Action: codeq.BulkCancel, TaskFilter: codeq.TaskFilter{States: []codeq.State{codeq.Ready}, Queue: "a", Tenants: []string{"Y"}},
-		})
-		require.NoError(t, err)
-		expect(map[string]float64{"A": 1. / 2, "X": 1. / 2})
-		require.NoError(t, q.Close())
-		q = queuetest.OpenForRun(t, opts)
-		produceFor(t, queuetest.StartingAt(q, 1), codeq.Task{Queue: "a"}, 1500, "X")
-		expect(map[string]float64{"A": 1. / 2, "X": 1. / 2})
-		queuetest.RequireSettled(t, q)
-	})
-}
-
-// TestTenantSharesOfRun: many workers of Run get tasks of the tenants in the same shares as single
-// claims.
-func TestTenantSharesOfRun(t *testing.T) {
-	queuetest.Bubble(t, codeq.Options{Shards: 4}, func(t *testing.T, q *codeq.Queue) {
-		for shard := range 4 {
-			produceFor(t, queuetest.StartingAt(q, shard), codeq.Task{Queue: "a"}, 4000, "A", "B", "C", "D")
-		}
-		produceFor(t, queuetest.StartingAt(q, 2), codeq.Task{Queue: "a"}, 4000, "X")
-		const claims = 10_000
-		var handled, ofX atomic.Int64
-		var m codeq.Mux
-		ctx, cancel := context.WithCancel(t.Context())
-		codeq.Handle(&m, "a", func(_ context.Context, j *codeq.Job[[]byte]) error {
-			time.Sleep(time.Duration(500+rand.IntN(1000)) * time.Microsecond) // most claims are for one task
-			if j.Tenant == "X" {
-				ofX.Add(1)
-			}
-			if handled.Add(1) == claims {
-				cancel()
-			}
-			return nil
-		})
-		require.NoError(t, q.Run(ctx, &m, &codeq.RunOptions{Concurrency: 64}))
-		require.InDelta(t, claims/5, ofX.Load(), claims/50, "%d handled", handled.Load())
-	})
 }
 
 // TestTenantSharesBehindLimits: tenants get their shares where limits make claims wait, or refuse

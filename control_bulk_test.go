@@ -21,60 +21,6 @@ func inStates(queue string, states ...codeq.State) codeq.TaskFilter {
 	return codeq.TaskFilter{Queue: queue, States: states}
 }
 
-// TestForget: Forget removes a task that has ended, and its key stays taken. It removes no other
-// task.
-func TestForget(t *testing.T) {
-	t.Parallel()
-	queuetest.ThroughSteps(t, codeq.Options{Shards: 2, Retention: codeq.Forever}, func(t *testing.T, p *queuetest.Process) {
-		ctx := context.Background()
-		task := queuetest.Keyed("k")
-		task.Unique.For = time.Hour
-		done := p.Store(task)
-		require.NoError(t, p.Complete(ctx, p.Take("a").Receipt, []byte("r")))
-		canceled := p.Store(codeq.Task{Queue: "a"})
-		require.NoError(t, p.Cancel(ctx, canceled))
-		dead := p.StoreDead(1, codeq.Task{Queue: "a"})[0]
-		ready := p.Store(codeq.Task{Queue: "a"})
-		scheduled := p.Store(codeq.Task{Queue: "a", RunAt: p.Now().Add(time.Hour)})
-		p.Step()
-		require.ErrorIs(t, p.Forget(ctx, ready), codeq.ErrNotFound)
-		require.ErrorIs(t, p.Forget(ctx, scheduled), codeq.ErrNotFound)
-		require.ErrorIs(t, p.Forget(ctx, codeq.ID{}), codeq.ErrNotFound)
-		for _, id := range []codeq.ID{done, canceled, dead} {
-			require.NoError(t, p.Forget(ctx, id))
-			require.ErrorIs(t, p.Forget(ctx, id), codeq.ErrNotFound)
-			p.Step()
-			require.Zero(t, p.StateOf(id))
-		}
-		require.Equal(t, codeq.Counts{Ready: 1, Scheduled: 1}, queuetest.CountsOf(t, p.Queue, "a"))
-		p.Taken(task, done)
-	})
-}
-
-// TestForgetParent: the result of a forgotten task stays until the task's children have ended.
-func TestForgetParent(t *testing.T) {
-	t.Parallel()
-	queuetest.ThroughSteps(t, codeq.Options{Shards: 3}, func(t *testing.T, p *queuetest.Process) {
-		ctx := context.Background()
-		parent := p.Store(codeq.Task{Queue: "parents", Retention: 100 * time.Hour})
-		children := []codeq.ID{p.Store(codeq.Task{Queue: "a", After: []codeq.ID{parent}}), p.Store(codeq.Task{Queue: "a", After: []codeq.ID{parent}})}
-		p.Check()
-		require.NoError(t, p.Complete(ctx, p.Take("parents").Receipt, []byte("r")))
-		p.Check()
-		require.NoError(t, p.Forget(ctx, parent))
-		for range children {
-			p.Step()
-			p.Pass(time.Minute)
-			require.Equal(t, "r", string(queuetest.InfoOf(t, p.Queue, parent).Result))
-			require.NoError(t, p.Complete(ctx, p.Take("a").Receipt, nil))
-			p.Check()
-		}
-		p.Pass(2 * time.Second)
-		p.Step()
-		require.Zero(t, p.StateOf(parent))
-	})
-}
-
 // TestFindByKey: FindByKey finds the task with the key in every state, and no other task.
 func TestFindByKey(t *testing.T) {
 	t.Parallel()

@@ -2,7 +2,6 @@ package codeq_test
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"slices"
@@ -82,129 +81,6 @@ func TestLeaseForOfTheTask(t *testing.T) {
 	})
 }
 
-// TestOrderWithClockSetBack: a task returns to its lane many times. Each time it goes behind the
-// tasks that were ready before, and ahead of tasks that become ready later. This holds also while
-// the wall clock is behind the time that orders the lane.
-func TestOrderWithClockSetBack(t *testing.T) {
-	t.Parallel()
-	const others = 20
-	verbs := map[string]func(*codeq.Queue, *codeq.Lease) error{
-		"release": func(q *codeq.Queue, l *codeq.Lease) error { return q.Release(context.Background(), l.Receipt, 0) },
-		"snooze": func(q *codeq.Queue, l *codeq.Lease) error {
-			return q.Release(context.Background(), l.Receipt, time.Millisecond)
-		},
-		"retry": func(q *codeq.Queue, l *codeq.Lease) error {
-			return q.Retry(context.Background(), l.Receipt, codeq.RetryOptions{After: -1})
-		},
-		"retry later": func(q *codeq.Queue, l *codeq.Lease) error {
-			return q.Retry(context.Background(), l.Receipt, codeq.RetryOptions{After: 1})
-		},
-		"redrive": func(q *codeq.Queue, l *codeq.Lease) error {
-			return errors.Join(q.DeadLetter(context.Background(), l.Receipt, nil), q.RedriveDead(context.Background(), l.ID))
-		},
-		"run now": func(q *codeq.Queue, l *codeq.Lease) error {
-			return errors.Join(q.Release(context.Background(), l.Receipt, time.Hour),
-				q.SetRunAt(context.Background(), l.ID, time.Time{}))
-		},
-	}
-	for name, putBack := range verbs {
-		for _, reopens := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, reopened %t", name, reopens), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					var offset time.Duration
-					opts := queuetest.OnDisk(crashfs.New(), &codeq.Options{Shards: 1, MaxAttempts: 1000})
-					inspect.Options(opts).Wall = func() time.Time { return time.Now().Add(offset) }
-					q, err := codeq.Open("queue", opts)
-					require.NoError(t, err)
-					set := func(d time.Duration) {
-						if !reopens {
-							synctest.Wait()
-							offset += d
-							return
-						}
-						require.NoError(t, q.Close())
-						offset += d
-						q, err = codeq.Open("queue", opts)
-						require.NoError(t, err)
-					}
-					returns := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
-					for range others {
-						time.Sleep(10 * time.Millisecond)
-						queuetest.Produce(t, q, codeq.Task{Queue: "a"})
-					}
-					set(time.Hour)
-					queuetest.Produce(t, q, codeq.Task{Queue: "a"}) // its time is in the future
-					set(-2 * time.Hour)
-					turns := 0
-					for range others + 1 {
-						l := queuetest.ClaimNow(t, q, "a")
-						if l.ID == returns {
-							turns++
-							require.NoError(t, putBack(q, l))
-							time.Sleep(10 * time.Millisecond)
-							l = queuetest.ClaimNow(t, q, "a")
-							require.NotEqual(t, returns, l.ID, "it goes first again")
-						}
-						require.NoError(t, q.Complete(context.Background(), l.Receipt, nil))
-						queuetest.Produce(t, q, codeq.Task{Queue: "a"})
-						time.Sleep(10 * time.Millisecond)
-					}
-					require.Equal(t, 1, turns)
-					require.Equal(t, returns, queuetest.ClaimNow(t, q, "a").ID, "what came later does not go first")
-					require.NoError(t, queuetest.CheckAll(q))
-					require.NoError(t, q.Close())
-				})
-			})
-		}
-	}
-}
-
-// TestHungTaskGoesBehind: when its lease expires for the first time, a task keeps its place. The
-// second time, it goes behind the other tasks of its lane. Restarts do not count.
-func TestHungTaskGoesBehind(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		fs, ctx := crashfs.New(), context.Background()
-		open := func() *codeq.Queue {
-			q, err := codeq.Open("queue", queuetest.OnDisk(fs, &codeq.Options{Shards: 1, MaxAttempts: 100, LeaseFor: time.Minute}))
-			require.NoError(t, err)
-			return q
-		}
-		q := open()
-		ids := queuetest.Produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
-		hangs, other := ids[0], ids[1]
-		expire := func() {
-			t.Helper()
-			require.Equal(t, hangs, queuetest.ClaimNow(t, q, "a").ID)
-			time.Sleep(time.Minute)
-			synctest.Wait()
-		}
-		for _, local := range []bool{true, false, true} { // three restarts end leases
-			l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, Local: local})
-			require.NoError(t, err)
-			require.Equal(t, hangs, l.ID)
-			require.NoError(t, q.Close())
-			if !local {
-				time.Sleep(2 * time.Minute)
-			}
-			q = open()
-			synctest.Wait()
-		}
-		expire()
-		require.Equal(t, hangs, queuetest.ClaimNow(t, q, "a").ID, "the first time it keeps its place")
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		l := queuetest.ClaimNow(t, q, "a")
-		require.Equal(t, other, l.ID, "the second time it goes behind")
-		require.NoError(t, q.Complete(ctx, l.Receipt, nil))
-		info, err := q.Get(ctx, hangs)
-		require.NoError(t, err)
-		require.Equal(t, 3, info.Attempts, "the local leases have counted none")
-		require.WithinDuration(t, time.Now(), info.At, 0, "since when it is ready again")
-		require.NoError(t, queuetest.CheckAll(q))
-		require.NoError(t, q.Close())
-	})
-}
-
 // TestMassExpiry: 100,000 leases end at the same time. The shard takes all of them back in many
 // groups, and serves other claims between the groups.
 func TestMassExpiry(t *testing.T) {
@@ -240,56 +116,6 @@ func TestMassExpiry(t *testing.T) {
 		require.Zero(t, stats["a"].Leased)
 		require.GreaterOrEqual(t, counting.Commits, n/engine.UpkeepBudget.Records, "each is written")
 		require.LessOrEqual(t, counting.Largest, uint32(engine.UpkeepBudget.Records+16), "keys in one commit: those of the last unit, and of queues and lease records, come on top")
-	})
-}
-
-// TestWallClockJumps: while the queue is open, a change of the wall clock does not affect leases.
-// Over a restart, it never makes a lease longer. A scheduled task becomes ready within one minute
-// after the clock shows its time.
-func TestWallClockJumps(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx := context.Background()
-		var offset atomic.Int64 // set here, read by the owner
-		opts := inspect.With(&codeq.Options{Shards: 1, LeaseFor: time.Minute}, inspect.Private{FS: crashfs.New()})
-		inspect.Options(opts).Wall = func() time.Time { return time.Now().Add(time.Duration(offset.Load())) }
-		q, err := codeq.Open("queue", opts)
-		require.NoError(t, err)
-		step := func(d time.Duration) { // without a call: the owner reads the clock when it wakes
-			synctest.Wait()
-			offset.Add(int64(d))
-		}
-		for _, jump := range []time.Duration{time.Hour, -2 * time.Hour} {
-			id := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
-			l := queuetest.ClaimNow(t, q, "a")
-			require.Equal(t, id, l.ID)
-			step(jump)
-			time.Sleep(59 * time.Second)
-			require.Nil(t, queuetest.ClaimNow(t, q, "a"), "after a jump of %v", jump)
-			time.Sleep(time.Second)
-			again := queuetest.ClaimNow(t, q, "a")
-			require.NotNil(t, again, "after a jump of %v", jump)
-			require.NoError(t, q.Complete(ctx, again.Receipt, nil))
-		}
-
-		queuetest.Produce(t, q, codeq.Task{Queue: "later", RunAt: inspect.Options(opts).Wall().Add(10 * time.Hour)})
-		step(10 * time.Hour)
-		start := time.Now()
-		_, err = q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"later"}})
-		require.NoError(t, err)
-		require.LessOrEqual(t, time.Since(start), time.Minute)
-
-		queuetest.Produce(t, q, codeq.Task{Queue: "a"})
-		l := queuetest.ClaimNow(t, q, "a")
-		require.NoError(t, q.Close())
-		step(-time.Hour)
-		q, err = codeq.Open("queue", opts)
-		require.NoError(t, err)
-		time.Sleep(59 * time.Second)
-		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
-		time.Sleep(time.Second)
-		require.Equal(t, l.ID, queuetest.ClaimNow(t, q, "a").ID)
-		require.NoError(t, queuetest.CheckAll(q))
-		require.NoError(t, q.Close())
 	})
 }
 

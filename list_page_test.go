@@ -195,6 +195,18 @@ func TestPagesAreTheList(t *testing.T) {
 					}
 					o.States = states
 					compare(o, want)
+
+					o.Group, o.Key, o.ErrorKind = "", "", "" // List has none of them
+					want = filtered(some, &o.TaskFilter)
+					for i, err := range f.Q.List(context.Background(), codeq.ListOptions{
+						State: states[0], Queue: o.Queue, Tenants: o.Tenants, From: o.From, To: o.To,
+					}) {
+						require.NoError(f, err)
+						require.NotEmpty(f, want, "seed %d, %+v", seed, o)
+						require.Equal(f, want[0], i, "seed %d, %+v", seed, o)
+						want = want[1:]
+					}
+					require.Empty(f, want, "seed %d, %+v", seed, o)
 				}
 				var every []*codeq.TaskInfo
 				for _, s := range allStates {
@@ -476,6 +488,7 @@ func FuzzErrorKind(f *testing.F) {
 func TestPagesOfManyGroups(t *testing.T) {
 	t.Parallel()
 	const n = 2*listing.PageTasks + 50
+	made := map[codeq.State]int{codeq.Ready: n, codeq.Leased: n - n/300, codeq.Dead: n, codeq.Done: n / 300}
 	for _, shards := range []int{1, 2} {
 		queuetest.InFlow(t, codeq.Options{Shards: shards, LeaseFor: time.Hour, Retention: codeq.Forever, Durability: codeq.DurabilityNone}, func(f *queuetest.FlowTest) {
 			ctx := context.Background()
@@ -501,6 +514,7 @@ func TestPagesOfManyGroups(t *testing.T) {
 							require.NoError(f, err)
 							want = append(want, i)
 						}
+						require.Len(f, want, made[state])
 						want = filtered(want, &filter)
 						if newest {
 							want = newestFirst(want)

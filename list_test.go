@@ -4,17 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"codeq"
 	"codeq/internal/listing"
-	"codeq/internal/testbase"
 	"codeq/test/queuetest"
 )
 
@@ -171,41 +168,6 @@ func listState(f *queuetest.FlowTest, state codeq.State) (names []string, at []t
 	return names, at
 }
 
-// TestListFilters: queue, tenants and times select the same tasks in every state, alone and
-// together.
-func TestListFilters(t *testing.T) {
-	t.Parallel()
-	for _, shards := range []int{1, 3} {
-		for _, state := range allStates {
-			t.Run(fmt.Sprint(state, " ", shards, " shards"), func(t *testing.T) {
-				queuetest.InFlow(t, codeq.Options{Shards: shards}, func(f *queuetest.FlowTest) {
-					names, at := listState(f, state)
-					for _, queue := range []string{"", "a", "b"} {
-						for _, tenants := range [][]string{nil, {""}, {"x"}, {"x", "y"}, {"unknown"}} {
-							for _, bounds := range [][2]time.Time{
-								{}, {at[3]}, {{}, at[9]}, {at[3], at[9]}, {at[3].Add(time.Millisecond), at[9].Add(time.Millisecond)},
-								{at[11].Add(time.Hour)}, {{}, at[0]}, {at[5], at[5]},
-							} {
-								var want []string
-								for i, name := range names {
-									if (queue == "" || queue == []string{"a", "b"}[i%2]) &&
-										(tenants == nil || slices.Contains(tenants, []string{"", "x", "y"}[i%3])) &&
-										(bounds[0].IsZero() || !at[i].Before(bounds[0])) &&
-										(bounds[1].IsZero() || at[i].Before(bounds[1])) {
-										want = append(want, name)
-									}
-								}
-								got := f.Listed(codeq.ListOptions{State: state, Queue: queue, Tenants: tenants, From: bounds[0], To: bounds[1]})
-								require.ElementsMatch(f, want, got, "queue %q, tenants %q, from %v to %v", queue, tenants, bounds[0], bounds[1])
-							}
-						}
-					}
-				})
-			})
-		}
-	}
-}
-
 // TestGetInEveryState: Get shows the same task as List, with the time of its state.
 func TestGetInEveryState(t *testing.T) {
 	t.Parallel()
@@ -242,68 +204,6 @@ func TestGetInEveryState(t *testing.T) {
 					require.Equal(f, lastError, got.LastError)
 				}
 				require.Equal(f, len(at), n)
-			})
-		}
-	}
-}
-
-// TestListPages: a list that is longer than a page in every shard is complete and in order, with
-// and without a filter.
-func TestListPages(t *testing.T) {
-	testbase.SkipUnderRace(t)
-	t.Parallel()
-	const n = 2*listing.PageTasks + 50 // in each shard
-	for _, shards := range []int{1, 3} {
-		for _, state := range allStates {
-			t.Run(fmt.Sprint(state, " ", shards, " shards"), func(t *testing.T) {
-				queuetest.InFlow(t, codeq.Options{Shards: shards, Retention: codeq.Forever, LeaseFor: time.Hour}, func(f *queuetest.FlowTest) {
-					ctx := context.Background()
-					var parent []codeq.ID
-					if state == codeq.Blocked {
-						parent = f.Spread(codeq.Task{Queue: "parent"})
-					}
-					var want, wantX []string
-					for i := 0; i < n; i++ {
-						for s := range shards {
-							task := codeq.Task{Queue: "a", Payload: fmt.Appendf(nil, "%d.%d", i, s), After: parent}
-							if i%100 == 99 {
-								task.Tenant = "x"
-								wantX = append(wantX, string(task.Payload))
-							}
-							if state == codeq.Scheduled {
-								task.RunAt = time.Now().Add(time.Hour)
-							}
-							want = append(want, string(task.Payload))
-							f.ProduceAt(s, task)
-						}
-					}
-					synctest.Wait()
-					if state != codeq.Ready && state != codeq.Scheduled && state != codeq.Blocked {
-						for range want {
-							l := queuetest.ClaimNow(f.T, f.Q, "a")
-							switch state {
-							case codeq.Dead:
-								require.NoError(f, f.Q.DeadLetter(ctx, l.Receipt, nil))
-							case codeq.Done:
-								require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil))
-							case codeq.Canceled:
-								require.NoError(f, f.Q.Cancel(ctx, l.ID))
-							}
-						}
-					}
-					got := f.Listed(codeq.ListOptions{State: state})
-					require.ElementsMatch(f, want, got)
-					require.ElementsMatch(f, wantX, f.Listed(codeq.ListOptions{State: state, Tenants: []string{"x"}}))
-					last := make(map[string]int) // by tenant and shard
-					for _, name := range got {
-						var i, s int
-						_, err := fmt.Sscanf(name, "%d.%d", &i, &s)
-						require.NoError(f, err)
-						key := fmt.Sprint(i%100 == 99, s)
-						require.GreaterOrEqual(f, i, last[key], "%s", name)
-						last[key] = i
-					}
-				})
 			})
 		}
 	}

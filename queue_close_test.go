@@ -19,7 +19,6 @@ import (
 
 	"codeq"
 	"codeq/internal/crashfs"
-	"codeq/internal/inspect"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -56,39 +55,6 @@ func TestCloseWakesClaims(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestCloseEndsRates: a call that waits for its rate gets ErrClosed at once.
-func TestCloseEndsRates(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		for name, call := range map[string]func(*codeq.Queue) error{
-			"Bulk": func(q *codeq.Queue) error {
-				_, err := q.Bulk(context.Background(), codeq.BulkOptions{Action: codeq.BulkRedrive, Rate: 0.01})
-				return err
-			},
-			"RedriveAllDead": func(q *codeq.Queue) error {
-				_, err := q.RedriveAllDead(context.Background(), codeq.DeadFilter{Rate: 0.01})
-				return err
-			},
-			"PurgeDead": func(q *codeq.Queue) error {
-				_, err := q.PurgeDead(context.Background(), codeq.DeadFilter{Rate: 0.01})
-				return err
-			},
-		} {
-			q := queuetest.OpenForRun(t, codeq.Options{})
-			for range 3 {
-				queuetest.Produce(t, q, codeq.Task{Queue: "a"})
-				require.NoError(t, q.DeadLetter(context.Background(), queuetest.ClaimNow(t, q, "a").Receipt, nil))
-			}
-			ended := make(chan error, 1)
-			go func() { ended <- call(q) }()
-			synctest.Wait()
-			closed := time.Now()
-			require.NoError(t, q.Close())
-			require.ErrorIs(t, <-ended, codeq.ErrClosed, name)
-			require.Less(t, time.Since(closed), time.Second, name)
-		}
-	})
 }
 
 // TestCloseFinishesWhatWasAccepted: Close carries out operations with a place in an inbox, and
@@ -209,8 +175,8 @@ func TestCloseManyTimes(t *testing.T) {
 	})
 }
 
-// allVerbs returns calls of the verbs of a Queue, by name.
-func allVerbs(q *codeq.Queue, r codeq.Receipt, m *codeq.Mux) map[string]func(context.Context) error {
+// allVerbs returns calls of the verbs that wait for the owner of a shard, by name.
+func allVerbs(q *codeq.Queue, r codeq.Receipt) map[string]func(context.Context) error {
 	claim := codeq.ClaimRequest{Queues: []string{"a"}}
 	return map[string]func(context.Context) error{
 		"Produce": func(ctx context.Context) error {
@@ -242,41 +208,11 @@ func allVerbs(q *codeq.Queue, r codeq.Receipt, m *codeq.Mux) map[string]func(con
 		"Release":    func(ctx context.Context) error { return q.Release(ctx, r, 0) },
 		"DeadLetter": func(ctx context.Context) error { return q.DeadLetter(ctx, r, nil) },
 		"Extend":     func(ctx context.Context) error { return q.Extend(ctx, r, time.Hour) },
-		"Get": func(ctx context.Context) error {
-			_, err := q.Get(ctx, r.ID)
-			return err
-		},
-		"List": func(ctx context.Context) error {
-			for _, err := range q.List(ctx, codeq.ListOptions{State: codeq.Ready}) {
-				if err != nil {
-					return err
-				}
-			}
-			return nil
-		},
 		"Stats": func(ctx context.Context) error {
 			_, err := q.Stats(ctx)
 			return err
 		},
 		"WaitIdle": func(ctx context.Context) error { return q.WaitIdle(ctx) },
-		"Run":      func(ctx context.Context) error { return q.Run(ctx, m, nil) },
-	}
-}
-
-// TestVerbsAfterClose: on a closed queue every verb returns ErrClosed, and none hangs.
-func TestVerbsAfterClose(t *testing.T) {
-	for _, shards := range []int{1, 3} {
-		synctest.Test(t, func(t *testing.T) {
-			q := queuetest.OpenForRun(t, codeq.Options{Shards: shards})
-			var m codeq.Mux
-			codeq.Handle(&m, "a", untilCancelled)
-			queuetest.Produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
-			l := queuetest.ClaimNow(t, q, "a")
-			require.NoError(t, q.Close())
-			for name, verb := range allVerbs(q, l.Receipt, &m) {
-				require.ErrorIs(t, verb(t.Context()), codeq.ErrClosed, name)
-			}
-		})
 	}
 }
 
@@ -284,13 +220,7 @@ func TestVerbsAfterClose(t *testing.T) {
 // nothing has been done, and the outcome is certain.
 func TestCallerWaitsForRoom(t *testing.T) {
 	reason := errors.New("no patience")
-	for name := range allVerbs(nil, codeq.Receipt{}, nil) {
-		switch name {
-		case "Get", "List": // do not ask the owner
-			continue
-		case "Run": // ends without an error
-			continue
-		}
+	for name := range allVerbs(nil, codeq.Receipt{}) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				q := queuetest.OpenForRun(t, codeq.Options{InboxDepth: 1})
@@ -300,7 +230,7 @@ func TestCallerWaitsForRoom(t *testing.T) {
 				ctx, cancel := context.WithTimeoutCause(t.Context(), 10*time.Second, reason)
 				defer cancel()
 				start := time.Now()
-				err := allVerbs(q, l.Receipt, nil)[name](ctx)
+				err := allVerbs(q, l.Receipt)[name](ctx)
 				require.Equal(t, 10*time.Second, time.Since(start))
 				require.ErrorIs(t, err, reason)
 				close(open)
@@ -320,9 +250,9 @@ func TestCallerWaitsForRoom(t *testing.T) {
 // a worker.
 func TestCallerLeavesDuringCommit(t *testing.T) {
 	reason := errors.New("no patience")
-	for name := range allVerbs(nil, codeq.Receipt{}, nil) {
+	for name := range allVerbs(nil, codeq.Receipt{}) {
 		switch name {
-		case "Get", "List", "Stats", "WaitIdle", "Run": // write nothing
+		case "Stats", "WaitIdle": // write nothing
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
@@ -335,7 +265,7 @@ func TestCallerLeavesDuringCommit(t *testing.T) {
 				defer cancel()
 				start := time.Now()
 				result := make(chan error, 1)
-				go func() { result <- allVerbs(q, l.Receipt, nil)[name](ctx) }()
+				go func() { result <- allVerbs(q, l.Receipt)[name](ctx) }()
 				time.Sleep(10 * time.Second)
 				synctest.Wait()
 				if strings.HasPrefix(name, "Claim") {
@@ -424,34 +354,6 @@ func TestCloseTellsFailure(t *testing.T) {
 		q, err = codeq.Open("queue", opts)
 		require.NoError(t, err)
 		require.NoError(t, q.Close())
-	})
-}
-
-// TestCallerGetsRoom: callers that wait for room in an inbox go on when there is some.
-func TestCallerGetsRoom(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		q := queuetest.OpenForRun(t, codeq.Options{InboxDepth: 1})
-		open, filled := queuetest.FillInbox(t, q)
-		const callers = 30
-		errs := make(chan error, callers)
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		for range callers {
-			go func() {
-				_, err := q.Produce(ctx, codeq.Task{Queue: "a"})
-				errs <- err
-			}()
-		}
-		synctest.Wait()
-		require.Empty(t, errs)
-		require.Equal(t, 1, inspect.Of(q).Waiting(0))
-		close(open)
-		for range callers {
-			require.NoError(t, <-errs)
-		}
-		require.NoError(t, <-filled)
-		require.NoError(t, <-filled)
-		require.Equal(t, codeq.Counts{Ready: 2 + callers}, queuetest.CountsOf(t, q, "a"))
 	})
 }
 

@@ -209,20 +209,6 @@ func TestCloseDuringRun(t *testing.T) {
 	}
 }
 
-// TestRunWithEndedContext: with an ended ctx, Run does nothing and returns nil.
-func TestRunWithEndedContext(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		q := queuetest.OpenForRun(t, codeq.Options{Shards: 3})
-		var m codeq.Mux
-		codeq.Handle(&m, "a", untilCancelled)
-		queuetest.Produce(t, q, codeq.Task{Queue: "a"})
-		ctx, cancel := context.WithTimeout(t.Context(), -1)
-		defer cancel()
-		require.NoError(t, q.Run(ctx, &m, nil))
-		require.Equal(t, codeq.Counts{Ready: 1}, queuetest.CountsOf(t, q, "a"))
-	})
-}
-
 // TestRunOnFailedShard: when a shard fails, Run ends with the error of the shard. The contexts of
 // handlers with tasks of that shard end, and handlers with tasks of other shards end undisturbed.
 func TestRunOnFailedShard(t *testing.T) {

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -283,47 +282,6 @@ func TestGoexit(t *testing.T) {
 	})
 }
 
-// TestOutOfAttempts: a task becomes a dead letter when its last attempt fails in any way that
-// counts.
-func TestOutOfAttempts(t *testing.T) {
-	boom := errors.New("boom")
-	for name, fail := range map[string]func() error{
-		"error":       func() error { return boom },
-		"retry after": func() error { return codeq.RetryAfter(time.Second, boom) },
-		"panic":       func() error { panic(boom) },
-	} {
-		for byTask, max := range map[bool]int{false: 3, true: 2} {
-			t.Run(fmt.Sprintf("%s, by task %t", name, byTask), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					q := queuetest.OpenForRun(t, codeq.Options{MaxAttempts: 3})
-					var m codeq.Mux
-					calls := newCallRecorder()
-					codeq.Handle(&m, "a", func(_ context.Context, j *codeq.Job[[]byte]) error {
-						if calls.add(j.Lease) == 1 {
-							return codeq.Snooze(time.Second) // does not count
-						}
-						return fail()
-					})
-					startRun(t, q, &m, codeq.RunOptions{})
-					task := codeq.Task{Queue: "a"}
-					if byTask {
-						task.MaxAttempts = max
-					}
-					id := queuetest.Produce(t, q, task)[0]
-					time.Sleep(time.Hour)
-					synctest.Wait()
-					got := queuetest.InfoOf(t, q, id)
-					require.Equal(t, codeq.Dead, got.State)
-					require.Equal(t, max, got.Attempts)
-					require.Contains(t, got.LastError, "boom")
-					require.Len(t, calls.all(), 1+max)
-					require.Equal(t, codeq.Counts{Dead: 1}, queuetest.CountsOf(t, q, "a"))
-				})
-			})
-		}
-	}
-}
-
 // TestPayloads: Args is the decoded payload, or the payload itself if its type is bytes.
 func TestPayloads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -380,31 +338,6 @@ func TestPayloads(t *testing.T) {
 		require.ErrorAs(t, run.Reported()[1], &wrongType)
 		require.Len(t, gotArgs, 3, "a handler does not see what cannot be decoded")
 	})
-}
-
-// TestFollowUpIsHandled: a chain of follow-ups runs to its end.
-func TestFollowUpIsHandled(t *testing.T) {
-	for _, shards := range []int{1, 3} {
-		synctest.Test(t, func(t *testing.T) {
-			q := queuetest.OpenForRun(t, codeq.Options{Shards: shards})
-			var m codeq.Mux
-			var handled atomic.Int64
-			codeq.Handle(&m, "a", func(_ context.Context, j *codeq.Job[int]) error {
-				handled.Add(1)
-				for range 2 {
-					if j.Args > 0 {
-						j.FollowUp(codeq.Task{Queue: "a", Payload: []byte(fmt.Sprint(j.Args - 1))})
-					}
-				}
-				return nil
-			})
-			startRun(t, q, &m, codeq.RunOptions{Concurrency: 5})
-			queuetest.Produce(t, q, codeq.Task{Queue: "a", Payload: []byte("7")})
-			synctest.Wait()
-			require.EqualValues(t, 1<<8-1, handled.Load())
-			require.Equal(t, codeq.Counts{}, queuetest.CountsOf(t, q, "a"))
-		})
-	}
 }
 
 // TestOutputBeyondLimits: a task becomes a dead letter if the output of its handler can never be

@@ -242,30 +242,6 @@ func lastOfRefusedTick(t *testing.T, key string) {
 	})
 }
 
-// TestClockSetBack: no tick comes twice. When the clock has caught up, the schedule goes on from
-// its last tick, also over a restart.
-func TestClockSetBack(t *testing.T) {
-	for _, policy := range []codeq.MissedPolicy{codeq.MissedOnce, codeq.MissedSkip, codeq.MissedAll} {
-		t.Run(policy.String(), func(t *testing.T) {
-			queuetest.WithCronBench(t, codeq.Options{Shards: 1}, func(t *testing.T, b *queuetest.CronBench) {
-				start := b.Wall()
-				s := minutely("s")
-				s.Missed = policy
-				b.Set(s)
-				time.Sleep(2*time.Hour + 30*time.Second)
-				b.Jump(-time.Hour)
-				b.Set(s)
-				time.Sleep(20 * time.Minute)
-				b.Down(30 * time.Second)
-				require.Len(t, b.Ticks("s"), 120)
-				time.Sleep(40 * time.Minute)
-				require.Greater(t, b.Wall(), start.Add(2*time.Hour))
-				b.RequireEachMinute("s", start)
-			})
-		})
-	}
-}
-
 // TestClockSetForward: the clock goes forward by an hour and back again. The ticks of that hour
 // come once.
 func TestClockSetForward(t *testing.T) {

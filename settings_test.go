@@ -13,7 +13,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
@@ -90,25 +89,6 @@ func TestSettingsRefused(t *testing.T) {
 			queuetest.Configure(t, q, "a", func(s *codeq.Settings) { *s = most })
 			require.Equal(t, most, settingsOf(t, q, "a"))
 		}
-	})
-}
-
-// TestConfigureTakesTurns: each of many calls at a time finds the result of the call before.
-func TestConfigureTakesTurns(t *testing.T) {
-	forShards(t, func(t *testing.T, q *codeq.Queue) {
-		const calls = 50
-		var all sync.WaitGroup
-		for range calls {
-			all.Go(func() {
-				err := q.Configure(context.Background(), "a", func(s *codeq.Settings) { s.Concurrency++ })
-				if err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		all.Wait()
-		require.Equal(t, calls, settingsOf(t, q, "a").Concurrency)
-		queuetest.RequireSettled(t, q)
 	})
 }
 
@@ -428,25 +408,6 @@ func TestConfigureWithFailedShard(t *testing.T) {
 		require.Nil(f, queuetest.ClaimNow(t, f.Q, "a"))
 		f.Check()
 		queuetest.RequireInShards(t, f.Q, "a", 2, codeq.Settings{Paused: true, Rate: 5})
-	})
-}
-
-// TestSettingsOfTheFirstShardOnly: a directory with settings in its first shard only can be opened.
-func TestSettingsOfTheFirstShardOnly(t *testing.T) {
-	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
-		for i := range 3 {
-			f.ProduceAt(i, codeq.Task{Queue: "a"})
-		}
-		value := keys.SettingsValue{Version: 1, JSON: []byte(`{"Paused":true,"Rate":2}`)}.Append(nil)
-		require.NoError(f, queuetest.StoreOf(f.Q, 0).DB().Set(append([]byte{keys.Settings}, "a"...), value, pebble.Sync))
-		require.NoError(f, f.Q.Close())
-		f.Open()
-		require.Nil(f, queuetest.ClaimNow(t, f.Q, "a"))
-		f.Check()
-		queuetest.RequireInShards(t, f.Q, "a", 1, codeq.Settings{Paused: true, Rate: 2})
-		require.NoError(f, f.Q.Resume(context.Background(), "a"))
-		f.Reopen()
-		queuetest.RequireInShards(t, f.Q, "a", 2, codeq.Settings{Rate: 2})
 	})
 }
 

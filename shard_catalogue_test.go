@@ -205,49 +205,6 @@ func TestClockOutlivesItsQueue(t *testing.T) {
 	})
 }
 
-// TestLanesKeepTheirOrderUnderOtherNumbers: tasks with an older number of their lane are served
-// with the others as one lane, over restarts.
-func TestLanesKeepTheirOrderUnderOtherNumbers(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		opts := *inspect.With(&codeq.Options{Shards: 1}, inspect.Private{FS: crashfs.New(), IdleLanes: 1, SweepLanes: 1 << 10})
-		q, err := codeq.Open("queue", &opts)
-		require.NoError(t, err)
-		defer func() { require.NoError(t, q.Close()) }()
-		visit := func(i int) { // other lanes push the lane out of memory
-			for j := range 3 {
-				name := fmt.Sprint("other ", i, " ", j)
-				queuetest.Produce(t, q, codeq.Task{Queue: name})
-				require.NoError(t, q.Complete(t.Context(), queuetest.ClaimNow(t, q, name).Receipt, nil))
-			}
-		}
-		const delayed = 50
-		start := time.Now()
-		var want []codeq.ID
-		for i := range delayed {
-			want = append(want, queuetest.Produce(t, q, codeq.Task{Queue: "a", RunAt: start.Add(time.Hour + time.Duration(i)*time.Second)})...)
-			visit(i)
-		}
-		synctest.Wait()
-		require.Greater(t, sizeOfCatalogue(t, q, 0).lanes, 2*delayed)
-		for i := range 10 {
-			time.Sleep(time.Until(start.Add(time.Hour + time.Duration(i*delayed/10)*time.Second)))
-			visit(delayed + i)
-			require.NoError(t, q.Close())
-			q, err = codeq.Open("queue", &opts)
-			require.NoError(t, err)
-		}
-		time.Sleep(time.Hour)
-		for _, id := range want {
-			require.Equal(t, id, queuetest.ClaimNow(t, q, "a").ID)
-		}
-		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
-		synctest.Wait()
-		require.NoError(t, queuetest.CheckAll(q))
-		require.NoError(t, queuetest.CheckMemory(q))
-	})
-}
-
 // TestQueuesWithWakeupsAreForgotten: queues with wakeups stay until the last wakeup is applied, and
 // then leave memory. This holds even if their tasks end before, if wakeups are on disk only, and if
 // a load finds one of their lanes under two numbers.

@@ -2,7 +2,6 @@ package codeq_test
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"path"
 	"slices"
@@ -39,55 +38,6 @@ func TestMessagesKeepTheirOrder(t *testing.T) {
 			l := f.Claim("a")
 			require.Equal(f, string(tasks[i].Payload), string(l.Payload))
 			require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil))
-		}
-	})
-}
-
-// TestFollowUpsWithKeys: a follow-up that belongs to another shard is held back there by the key or
-// group that it shares with other tasks.
-func TestFollowUpsWithKeys(t *testing.T) {
-	ctx := context.Background()
-	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
-		for i := range 12 { // for any shards of the keys
-			key := fmt.Sprint(i)
-			unique := codeq.Task{Queue: "unique " + key, Unique: codeq.Unique{Key: key}}
-			group := codeq.Task{Queue: "group " + key, Group: key}
-			f.ProduceAt(i%3, codeq.Task{Queue: "start"})
-			f.Complete("start", unique, unique, group, group)
-			require.Equal(f, codeq.Counts{Ready: 1}, f.Counts(unique.Queue))
-			require.Equal(f, codeq.Counts{Ready: 1, Blocked: 1}, f.Counts(group.Queue))
-			f.Complete(group.Queue)
-			require.Equal(f, codeq.Counts{Ready: 1}, f.Counts(group.Queue))
-			unique.Unique.Replace, unique.Payload = true, []byte("new")
-			f.ProduceAt(i%3, codeq.Task{Queue: "start"})
-			f.Complete("start", unique)
-			l := f.Claim(unique.Queue)
-			require.Equal(f, "new", string(l.Payload))
-			require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil))
-			f.Complete(group.Queue)
-		}
-	})
-}
-
-// TestFollowUpWithParents: a follow-up that belongs to another shard waits for
-// parents in any shard, and for the task that it follows.
-func TestFollowUpWithParents(t *testing.T) {
-	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
-		for shard := range 3 {
-			f.ProduceAt(0, codeq.Task{Queue: "start"})
-			l := f.Claim("start")
-			next := f.Bound("next", shard, 1)[0]
-			next.After = []codeq.ID{l.ID}
-			for i := range 3 {
-				next.After = append(next.After, f.ProduceAt(i, codeq.Task{Queue: "parent"}))
-			}
-			require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil, next))
-			f.Check()
-			f.Complete("parent")
-			f.Complete("parent")
-			require.Equal(f, codeq.Counts{Blocked: 1}, f.Counts("next"))
-			f.Complete("parent")
-			f.Complete("next")
 		}
 	})
 }
@@ -165,58 +115,6 @@ func TestFlowSurvivesPowerLoss(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestPowerLossBetweenShards: a follow-up that belongs to another shard arrives there once, even if
-// the power fails before the receiver has stored it, or before the sender has got the
-// acknowledgement.
-func TestPowerLossBetweenShards(t *testing.T) {
-	t.Parallel()
-	disk := crashfs.New()
-	queuetest.InFlow(t, *queuetest.OnDisk(disk, &codeq.Options{Shards: 3, Durability: codeq.DurabilityDisk}), func(f *queuetest.FlowTest) {
-		for round := range 3 {
-			f.ProduceAt(0, codeq.Task{Queue: "start"})
-			l := f.Claim("start")
-			sent := f.Bound("a", 1, engine.BatchCap+10)
-			before := f.Payloads()[1:] // without start
-			atReceiver := queuetest.Shut(t, f.Q, 1)
-			require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil, sent...))
-			synctest.Wait()
-			require.EqualValues(f, len(sent), f.UnderWay(0))
-
-			img := f.Crash(disk)
-			for i, payload := range img.Payloads()[:len(sent)] {
-				require.Equal(f, string(sent[i].Payload), payload)
-			}
-			require.Len(f, img.Payloads(), len(before)+len(sent), "round %d, before the receiver's commit", round)
-			require.NoError(f, img.Q.Close())
-
-			atSender := queuetest.Shut(t, f.Q, 0)
-			close(atReceiver)
-			synctest.Wait() // the receiver has stored the first ones, the sender cannot forget them
-			img = f.Crash(disk)
-			require.Len(f, img.Payloads(), len(before)+len(sent), "round %d, before the confirmation", round)
-			require.Equal(f, slices.Compact(img.Payloads()), img.Payloads())
-			img.ProduceAt(0, codeq.Task{Queue: "start"}) // further messages are not mistaken for the first ones
-			img.Complete("start", f.Bound("b", 1, 5)...)
-			require.EqualValues(f, 5, img.Counts("b").Ready)
-			require.NoError(f, img.Q.Close())
-
-			close(atSender)
-			f.Check()
-			require.Len(f, f.Payloads(), len(before)+len(sent))
-			n := len(sent)
-			for n > 0 {
-				leases, err := f.Q.ClaimBatch(context.Background(), codeq.ClaimRequest{Queues: []string{"a"}, Max: n})
-				require.NoError(f, err)
-				for _, l := range leases {
-					require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil))
-				}
-				n -= len(leases)
-			}
-			f.Reopen()
-		}
-	})
 }
 
 // TestMessagesToFailedShard: messages to a shard that has failed wait for the
@@ -395,91 +293,6 @@ func TestFollowUpsReachTheirShards(t *testing.T) {
 		require.NoError(f, f.Q.Complete(context.Background(), f.Claim("a").Receipt, nil, f.Bound("b", 2, 1)...))
 		f.Check()
 		require.EqualValues(f, 1, f.Counts("b").Ready, "the numbers of messages go on")
-	})
-}
-
-// numbersCommitter counts the commits of a shard with messages, and those that store the number of
-// a last message.
-type numbersCommitter struct {
-	inspect.Committer
-	commits, numbers int
-}
-
-func (c *numbersCommitter) Commit(b *pebble.Batch) error {
-	messages, numbers := 0, 0
-	for r := b.Reader(); ; {
-		kind, key, _, ok, err := r.Next()
-		if err != nil {
-			return err
-		}
-		if !ok {
-			break
-		}
-		switch {
-		case kind != pebble.InternalKeyKindSet:
-		case key[0] == keys.Outbound:
-			messages++
-		case key[0] == keys.Sent:
-			numbers++
-		}
-	}
-	if messages > 0 {
-		c.commits++
-	}
-	c.numbers += numbers
-	return c.Committer.Commit(b)
-}
-
-// TestNumbersAreStored: a shard has the numbers of its messages on its own disk, even when all
-// messages have been taken. A commit stores the number once for each receiver.
-func TestNumbersAreStored(t *testing.T) {
-	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
-		var c numbersCommitter
-		require.NoError(f, inspect.Of(f.Q).Owner(0, func(s *inspect.Owner) error {
-			c.Committer, s.Commit = s.Commit, &c
-			return nil
-		}))
-		own := func(want ...uint64) {
-			f.Helper()
-			f.Check()
-			require.NoError(f, inspect.Of(f.Q).Owner(0, func(s *inspect.Owner) error {
-				alone := new(engine.State)
-				alone.Init(engine.Config{Shards: 3, Elapsed: func() time.Duration { return 0 }}, s.Store)
-				defer func() { _ = alone.Group.Batch.Close() }()
-				require.NoError(f, alone.Probe().ReloadOutbox(3))
-				stored, held := alone.Probe().Usage(), s.Rules.Probe().Usage()
-				require.Equal(f, want, stored.OutNext)
-				require.Equal(f, want, held.OutNext)
-				require.Equal(f, held.OutFirst, stored.OutFirst)
-				require.False(f, alone.Probe().NumbersAhead())
-				return nil
-			}))
-		}
-		own(1, 1, 1)
-		for round := range uint64(3) {
-			f.ProduceAt(0, codeq.Task{Queue: "start"})
-			f.Complete("start", slices.Concat(f.Bound("a", 1, 4), f.Bound("a", 2, 2))...)
-			own(1, 4*(round+1)+1, 2*(round+1)+1)
-		}
-		require.Equal(f, 3, c.commits)
-		require.Equal(f, 3*2, c.numbers)
-		time.Sleep(time.Second) // until they are deleted
-		f.ProduceAt(0, codeq.Task{Queue: "start"})
-		l := f.Claim("start")
-		open := queuetest.Shut(t, f.Q, 1)
-		require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil, f.Bound("a", 1, 3)...))
-		synctest.Wait()
-		require.NoError(f, inspect.Of(f.Q).Owner(0, func(s *inspect.Owner) error {
-			alone := new(engine.State)
-			alone.Init(engine.Config{Shards: 3, Elapsed: func() time.Duration { return 0 }}, s.Store)
-			defer func() { _ = alone.Group.Batch.Close() }()
-			require.NoError(f, alone.Probe().ReloadOutbox(3))
-			require.Equal(f, []uint64{1, 13, 7}, alone.Probe().Usage().OutFirst)
-			require.Equal(f, []uint64{1, 16, 7}, alone.Probe().Usage().OutNext)
-			return nil
-		}))
-		close(open)
-		own(1, 16, 7)
 	})
 }
 

@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"path/filepath"
 	"runtime"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -180,33 +179,6 @@ func TestTotalsOfGoneQueues(t *testing.T) {
 		reopen()
 		require.NoError(t, errors.Join(queuetest.CheckAll(q), queuetest.CheckMemory(q), q.Close()))
 	})
-}
-
-// TestStorageStatsWhileClosing: StorageStats returns numbers or ErrClosed.
-func TestStorageStatsWhileClosing(t *testing.T) {
-	t.Parallel()
-	for range 20 {
-		q, err := codeq.Open(t.TempDir(), &codeq.Options{Shards: 3})
-		require.NoError(t, err)
-		var asking sync.WaitGroup
-		begun := make(chan struct{})
-		asking.Go(func() {
-			for n := 0; ; n++ {
-				if n == 1 {
-					close(begun)
-				}
-				if _, err := q.StorageStats(); errors.Is(err, codeq.ErrClosed) {
-					return
-				} else if err != nil {
-					t.Error(err)
-					return
-				}
-			}
-		})
-		<-begun
-		require.NoError(t, q.Close())
-		asking.Wait()
-	}
 }
 
 // TestCacheBytes: readers have the whole block cache of Options, for any size of the memtables, and
@@ -530,20 +502,4 @@ func TestProcessInfoOfFailedShard(t *testing.T) {
 	require.Empty(t, got[0].Queues)
 	require.True(t, got[1].Leads)
 	require.NotEmpty(t, got[1].Queues)
-}
-
-func TestCommitsAreCounted(t *testing.T) {
-	t.Parallel()
-	q, err := codeq.Open(t.TempDir(), &codeq.Options{Shards: 2})
-	require.NoError(t, err)
-	defer func() { require.NoError(t, q.Close()) }()
-	require.Zero(t, inspect.Of(q).Commits())
-	for i := range uint64(3) {
-		_, err := q.Produce(context.Background(), codeq.Task{Queue: "mail"})
-		require.NoError(t, err)
-		require.Equal(t, i+1, inspect.Of(q).Commits())
-	}
-	_, err = q.Stats(context.Background()) // writes nothing
-	require.NoError(t, err)
-	require.EqualValues(t, 3, inspect.Of(q).Commits())
 }

@@ -16,98 +16,6 @@ import (
 	"codeq/test/queuetest"
 )
 
-// diamond is a task, two that wait for it, and one that waits for these two.
-func diamond() []codeq.Task {
-	return []codeq.Task{
-		{Queue: "top"},
-		{Queue: "left", After: []codeq.ID{codeq.Nth(0)}},
-		{Queue: "right", After: []codeq.ID{codeq.Nth(0)}},
-		{Queue: "bottom", After: []codeq.ID{codeq.Nth(1), codeq.Nth(2), codeq.Nth(1)}},
-	}
-}
-
-// TestNth: a batch, or the follow-ups of a completion, is stored as a whole flow.
-func TestNth(t *testing.T) {
-	for _, shards := range []int{1, 3} {
-		queuetest.InFlow(t, codeq.Options{Shards: shards}, func(f *queuetest.FlowTest) {
-			ids := f.Batch(diamond()...)
-			f.RequireState(codeq.Ready, ids[0])
-			f.RequireState(codeq.Blocked, ids[1:]...)
-			bottom, err := f.Q.Get(context.Background(), ids[3])
-			require.NoError(f, err)
-			require.Equal(f, []codeq.ID{ids[1], ids[2], ids[1]}, bottom.After, "the IDs have taken the place of Nth")
-			f.FinishDiamond()
-
-			f.ProduceAt(0, codeq.Task{Queue: "start"})
-			f.Complete("start", diamond()...)
-			require.EqualValues(f, 1, f.Counts("bottom").Blocked)
-			f.Reopen()
-			f.FinishDiamond()
-		})
-	}
-}
-
-// TestFanOutAndIn: a thousand tasks wait for one, and one waits for them all.
-func TestFanOutAndIn(t *testing.T) {
-	t.Parallel()
-	const n = 1000
-	ctx := context.Background()
-	work := func(f *queuetest.FlowTest, queue string, n int) {
-		for n > 0 {
-			leases, err := f.Q.ClaimBatch(ctx, codeq.ClaimRequest{Queues: []string{queue}, Max: min(n, 100)})
-			require.NoError(f, err)
-			for _, l := range leases {
-				require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil))
-			}
-			n -= len(leases)
-		}
-		f.Check()
-	}
-	for _, shards := range []int{1, 3} {
-		t.Run(fmt.Sprint("one batch, ", shards, " shards"), func(t *testing.T) {
-			queuetest.InFlow(t, codeq.Options{Shards: shards}, func(f *queuetest.FlowTest) {
-				tasks := []codeq.Task{{Queue: "first"}}
-				join := codeq.Task{Queue: "last"}
-				for i := range n {
-					tasks = append(tasks, codeq.Task{Queue: "middle", After: []codeq.ID{codeq.Nth(0)}})
-					join.After = append(join.After, codeq.Nth(i+1))
-				}
-				f.Batch(append(tasks, join)...)
-				require.EqualValues(f, n, f.Counts("middle").Blocked)
-				f.Complete("first")
-				require.EqualValues(f, n, f.Counts("middle").Ready)
-				work(f, "middle", n-1)
-				require.EqualValues(f, 1, f.Counts("last").Blocked)
-				work(f, "middle", 1)
-				f.Complete("last")
-			})
-		})
-	}
-	t.Run("over shards", func(t *testing.T) {
-		queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
-			first := f.ProduceAt(0, codeq.Task{Queue: "first"})
-			join := codeq.Task{Queue: "last"}
-			for shard := range 3 {
-				var tasks []codeq.Task
-				for i := shard; i < n; i += 3 {
-					tasks = append(tasks, codeq.Task{Queue: "middle", After: []codeq.ID{first}})
-				}
-				ids, err := queuetest.StartingAt(f.Q, shard).ProduceBatch(ctx, tasks)
-				require.NoError(f, err)
-				join.After = append(join.After, ids...)
-			}
-			last := f.ProduceAt(1, join)
-			f.Check()
-			f.Complete("first")
-			require.EqualValues(f, n, f.Counts("middle").Ready)
-			work(f, "middle", n-1)
-			f.RequireState(codeq.Blocked, last)
-			work(f, "middle", 1)
-			f.RequireState(codeq.Ready, last)
-		})
-	})
-}
-
 func TestNthIsRefused(t *testing.T) {
 	ctx := context.Background()
 	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
@@ -323,23 +231,6 @@ func TestFailedPart(t *testing.T) {
 		require.Zero(t, ids[2])
 		queuetest.InfoOf(t, q, ids[0])
 	})
-}
-
-// TestFollowUpOfItself: a follow-up may wait for the task that is completed,
-// and for others.
-func TestFollowUpOfItself(t *testing.T) {
-	for _, retention := range []time.Duration{0, time.Hour} {
-		queuetest.InFlow(t, codeq.Options{Shards: 3, Retention: retention}, func(f *queuetest.FlowTest) {
-			f.ProduceAt(0, codeq.Task{Queue: "start"})
-			other := f.ProduceAt(1, codeq.Task{Queue: "other"})
-			l := f.Claim("start")
-			require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil, codeq.Task{Queue: "next", After: []codeq.ID{l.ID, l.ID, other}}))
-			f.Check()
-			require.EqualValues(f, 1, f.Counts("next").Blocked)
-			f.Complete("other")
-			f.Complete("next")
-		})
-	}
 }
 
 // TestParentResults: a child reads the results of its parents by their IDs.

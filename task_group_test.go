@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,38 +21,6 @@ import (
 	"codeq/internal/testbase"
 	"codeq/test/queuetest"
 )
-
-// TestGroupOneAtATime: one task of a group is ready or leased, in the order of produce. Tasks of
-// other groups do not wait for it.
-func TestGroupOneAtATime(t *testing.T) {
-	forShards(t, func(t *testing.T, q *codeq.Queue) {
-		ids := queuetest.Produce(t, q, named(codeq.Task{Queue: "a", Group: "g"}, "1", "2", "3", "4")...)
-		queuetest.Produce(t, q, named(codeq.Task{Queue: "a", Group: "h"}, "h1", "h2")...)
-		queuetest.Produce(t, q, named(codeq.Task{Queue: "a"}, "free", "free")...)
-		queuetest.RequireSettled(t, q)
-
-		held := make(map[string]*codeq.Lease)
-		for range 4 {
-			l := queuetest.ClaimNow(t, q, "a")
-			require.NotNil(t, l)
-			held[string(l.Payload)+l.ID.String()] = l
-			require.Contains(t, []string{"1", "h1", "free"}, string(l.Payload))
-		}
-		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
-		require.Len(t, held, 4)
-		for _, id := range ids[1:] {
-			require.Equal(t, codeq.Blocked, stateOf(t, q, id))
-		}
-		for _, l := range held {
-			if l.Group != "h" {
-				queuetest.Complete(t, q, l)
-			}
-		}
-		queuetest.RequireSettled(t, q)
-		requireNext(t, q, "a", "2", "3", "4")
-		queuetest.RequireSettled(t, q)
-	})
-}
 
 // TestGroupWakes: a waiting claim gets the next task of a group when the task before it has ended.
 func TestGroupWakes(t *testing.T) {
@@ -87,32 +54,6 @@ func TestGroupRedriven(t *testing.T) {
 		require.NoError(t, q.Cancel(t.Context(), dead), "it has no turn to pass on")
 		queuetest.RequireSettled(t, q)
 		requireNext(t, q, "a", "5")
-		queuetest.RequireNoGroups(t, q)
-	})
-}
-
-// TestGroupLimitKey: the task with the turn of its group may have to wait for room in the limit of
-// its key. It keeps the turn.
-func TestGroupLimitKey(t *testing.T) {
-	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
-		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 })
-		queuetest.Produce(t, q, named(codeq.Task{Queue: "a", LimitKey: "k", Group: "g"}, "g1", "g2")...)
-		queuetest.Produce(t, q, named(codeq.Task{Queue: "a", LimitKey: "k", Group: "h"}, "h1", "h2")...)
-		l := queuetest.ClaimNow(t, q, "a")
-		require.Equal(t, "g1", string(l.Payload))
-		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
-		queuetest.RequireSettled(t, q)
-		queuetest.Complete(t, q, l)
-		queuetest.RequireSettled(t, q)
-		seen := ""
-		for l := queuetest.ClaimNow(t, q, "a"); l != nil; l = queuetest.ClaimNow(t, q, "a") {
-			require.Nil(t, queuetest.ClaimNow(t, q, "a"), "one at a time")
-			seen += string(l.Payload) + " "
-			queuetest.Complete(t, q, l)
-			queuetest.RequireSettled(t, q)
-		}
-		require.Less(t, strings.Index(seen, "h1"), strings.Index(seen, "h2"), seen)
-		require.Contains(t, seen, "g2")
 		queuetest.RequireNoGroups(t, q)
 	})
 }
@@ -269,130 +210,6 @@ func TestTurnPassesInOneCommit(t *testing.T) {
 	})
 }
 
-// TestGroupHeldAlone: a dead letter holds the turn even if no task waits for it, and again after it
-// was redriven and has died again. Other groups, and tasks without a group, go on.
-func TestGroupHeldAlone(t *testing.T) {
-	t.Parallel()
-	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
-		ctx := context.Background()
-		queuetest.Configure(t, p.Queue, "a", holdGroups)
-		first := p.Store(codeq.Task{Queue: "a", Group: "g"})
-		require.Equal(t, first, p.Kill("a"))
-		p.Step()
-		next := p.Store(codeq.Task{Queue: "a", Group: "g"})
-		p.Step()
-		require.Equal(t, codeq.Blocked, p.StateOf(next))
-		other := p.Store(codeq.Task{Queue: "a", Group: "h"})
-		require.Equal(t, other, p.Take("a").ID)
-		free := p.Store(codeq.Task{Queue: "a"})
-		require.Equal(t, free, p.Kill("a"))
-		p.Step()
-
-		require.NoError(t, p.RedriveDead(ctx, first))
-		p.Step()
-		require.Equal(t, first, p.Kill("a"))
-		p.Step()
-		require.Equal(t, []codeq.State{codeq.Dead, codeq.Blocked}, []codeq.State{p.StateOf(first), p.StateOf(next)})
-		require.NoError(t, p.RedriveDead(ctx, first))
-		p.Step()
-		require.NoError(t, p.Complete(ctx, p.Take("a").Receipt, nil))
-		p.Step()
-		require.Equal(t, next, p.Take("a").ID)
-	})
-}
-
-// TestGroupHeldRetention: a dead letter that holds a turn is kept longer than its DeadRetention.
-// One that passes the turn on is not.
-func TestGroupHeldRetention(t *testing.T) {
-	t.Parallel()
-	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
-		ctx := context.Background()
-		queuetest.Configure(t, p.Queue, "a", func(s *codeq.Settings) { s.HoldGroups, s.DeadRetention = true, time.Hour })
-		held := p.StoreDead(1, codeq.Task{Queue: "a", Group: "g"})[0]
-		free := p.StoreDead(1, codeq.Task{Queue: "a"})[0]
-		next := p.Store(codeq.Task{Queue: "a", Group: "g"})
-		p.Step()
-		p.Pass(3 * time.Hour)
-		p.Step()
-		require.Equal(t, []codeq.State{codeq.Dead, 0, codeq.Blocked}, []codeq.State{p.StateOf(held), p.StateOf(free), p.StateOf(next)})
-
-		queuetest.Configure(t, p.Queue, "a", func(s *codeq.Settings) { s.HoldGroups = false })
-		require.NoError(t, p.RedriveDead(ctx, held))
-		p.Step()
-		require.Equal(t, held, p.Kill("a"))
-		p.Step()
-		require.Equal(t, codeq.Ready, p.StateOf(next))
-		p.Pass(3 * time.Hour)
-		p.Step()
-		require.Equal(t, []codeq.State{0, codeq.Ready}, []codeq.State{p.StateOf(held), p.StateOf(next)})
-	})
-}
-
-// TestGroupHeldReconfigured: a change of HoldGroups applies to tasks that die after it.
-func TestGroupHeldReconfigured(t *testing.T) {
-	t.Parallel()
-	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
-		ctx := context.Background()
-		like := codeq.Task{Queue: "a", Group: "g"}
-		passed := p.Store(like)
-		ids := queuetest.Produce(t, p.Queue, named(like, "1", "2", "3")...)
-		require.Equal(t, passed, p.Kill("a"))
-		p.Step()
-		queuetest.Configure(t, p.Queue, "a", holdGroups)
-		p.Step()
-		require.Equal(t, ids[0], p.Kill("a"))
-		queuetest.Configure(t, p.Queue, "a", func(s *codeq.Settings) { s.HoldGroups = false })
-		p.Step()
-		require.Equal(t, []codeq.State{codeq.Dead, codeq.Blocked}, []codeq.State{p.StateOf(ids[0]), p.StateOf(ids[1])})
-		require.Nil(t, queuetest.ClaimNow(t, p.Queue, "a"))
-
-		require.NoError(t, p.Cancel(ctx, passed), "it has no turn to pass on")
-		p.Step()
-		require.Equal(t, codeq.Blocked, p.StateOf(ids[1]))
-		require.NoError(t, p.Cancel(ctx, ids[0]))
-		p.Step()
-		require.Equal(t, ids[1], p.Kill("a"))
-		p.Step()
-		require.Equal(t, codeq.Ready, p.StateOf(ids[2]))
-	})
-}
-
-// TestGroupHeldParent: a dead letter that holds a turn may get children. Its purge cancels them,
-// and its group goes on.
-func TestGroupHeldParent(t *testing.T) {
-	t.Parallel()
-	queuetest.ThroughSteps(t, codeq.Options{Shards: 1, Retention: codeq.Forever}, func(t *testing.T, p *queuetest.Process) {
-		queuetest.Configure(t, p.Queue, "a", holdGroups)
-		held := p.StoreDead(1, codeq.Task{Queue: "a", Group: "g"})[0]
-		next := p.Store(codeq.Task{Queue: "a", Group: "g"})
-		child := p.Store(codeq.Task{Queue: "b", After: []codeq.ID{held}})
-		p.Step()
-		p.EachDead(p.PurgeDead, codeq.DeadFilter{})
-		p.Step()
-		require.Equal(t, []codeq.State{0, codeq.Ready, codeq.Canceled}, []codeq.State{p.StateOf(held), p.StateOf(next), p.StateOf(child)})
-	})
-}
-
-// TestGroupHeldKey: a task that waits behind a dead letter has taken the idempotency key of the
-// dead letter. This dead letter cannot be redriven, and holds the turn until it is purged or
-// canceled.
-func TestGroupHeldKey(t *testing.T) {
-	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
-		queuetest.Configure(t, p.Queue, "a", holdGroups)
-		task := codeq.Task{Queue: "a", Group: "g", Unique: codeq.Unique{Key: "k", ReleaseOnDead: true}}
-		held := p.StoreDead(1, task)[0]
-		p.Step()
-		next := p.Store(task)
-		p.Step()
-		require.ErrorIs(t, p.RedriveDead(context.Background(), held), codeq.ErrDuplicate)
-		p.Step()
-		require.Equal(t, []codeq.State{codeq.Dead, codeq.Blocked}, []codeq.State{p.StateOf(held), p.StateOf(next)})
-		p.EachDead(p.PurgeDead, codeq.DeadFilter{})
-		p.Step()
-		require.Equal(t, next, p.Take("a").ID)
-	})
-}
-
 // TestGroupHeldRepair: a repair finds the holder of a turn, even if the entry for it is lost. A
 // ready task goes before a dead letter that claims to hold the turn.
 func TestGroupHeldRepair(t *testing.T) {
@@ -510,56 +327,4 @@ func TestGroupHeld(t *testing.T) {
 			})
 		}
 	}
-}
-
-// TestGroupHeldCrash: the order is kept after a crash at any point between a death and the effects
-// of the end of the dead letter.
-func TestGroupHeldCrash(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		disk := crashfs.New()
-		opts := *queuetest.OnDisk(disk, &codeq.Options{Durability: codeq.DurabilityDisk})
-		q := queuetest.OpenForRun(t, opts)
-		queuetest.Configure(t, q, "a", holdGroups)
-		names := []string{"0", "1", "2", "3"}
-		ids := queuetest.Produce(t, q, named(codeq.Task{Queue: "a", Group: "g"}, names...)...)
-		im := queuetest.KeepImages(t, q, disk)
-		ctx := t.Context()
-		for i, id := range ids {
-			l := queuetest.ClaimNow(t, q, "a")
-			require.Equal(t, id, l.ID)
-			require.NoError(t, q.DeadLetter(ctx, l.Receipt, nil))
-			queuetest.RequireSettled(t, q)
-			switch i {
-			case 0:
-				require.NoError(t, q.RedriveDead(ctx, id))
-				queuetest.RequireSettled(t, q)
-				queuetest.Complete(t, q, queuetest.ClaimNow(t, q, "a"))
-			case 1:
-				require.NoError(t, q.Cancel(ctx, id))
-			default:
-				time.Sleep(time.Millisecond)
-				n, err := q.PurgeDead(ctx, codeq.DeadFilter{})
-				require.NoError(t, err)
-				require.Equal(t, 1, n)
-			}
-			queuetest.RequireSettled(t, q)
-		}
-		require.GreaterOrEqual(t, len(im.Images), 3*len(names))
-		for i, image := range im.Images {
-			queuetest.OnDisk(image, &opts)
-			q := queuetest.OpenForRun(t, opts)
-			queuetest.RequireSettled(t, q)
-			time.Sleep(time.Hour) // leases expire
-			_, err := q.RedriveAllDead(ctx, codeq.DeadFilter{})
-			require.NoError(t, err)
-			queuetest.RequireSettled(t, q)
-			counts, err := q.Stats(ctx)
-			require.NoError(t, err)
-			requireNext(t, q, "a", names[len(names)-int(counts["a"].Total()):]...)
-			queuetest.RequireSettled(t, q)
-			queuetest.RequireNoGroups(t, q)
-			require.NoError(t, q.Close(), "image %d", i)
-		}
-	})
 }

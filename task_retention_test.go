@@ -70,47 +70,6 @@ func TestRetentionPrecedence(t *testing.T) {
 	}
 }
 
-// TestStatsOverExpiry: the counts are exact before and after ended tasks are forgotten, even if
-// some tasks left their bucket before, and over restarts.
-func TestStatsOverExpiry(t *testing.T) {
-	t.Parallel()
-	ctx := context.Background()
-	for _, shards := range []int{1, 3} {
-		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
-			queuetest.InFlow(t, codeq.Options{Shards: shards, Retention: time.Hour}, func(f *queuetest.FlowTest) {
-				require.NoError(f, f.Q.Configure(ctx, "a", func(s *codeq.Settings) { s.DeadRetention = 2 * time.Hour }))
-				for range 10 {
-					queuetest.Produce(f.T, f.Q, codeq.Task{Queue: "a"})
-					f.Complete("a")
-					f.Cancel(queuetest.Produce(f.T, f.Q, codeq.Task{Queue: "a"})[0])
-				}
-				var dead []codeq.ID
-				for range 10 {
-					dead = append(dead, queuetest.Produce(f.T, f.Q, codeq.Task{Queue: "a"})[0])
-					f.Die("a")
-				}
-				require.Equal(f, codeq.Counts{Done: 10, Canceled: 10, Dead: 10}, f.Counts("a"))
-				f.Cancel(dead[0]) // leaves its bucket for another
-				require.NoError(f, f.Q.RedriveDead(ctx, dead[1]))
-				f.Check()
-				want := codeq.Counts{Ready: 1, Done: 10, Canceled: 11, Dead: 8}
-				require.Equal(f, want, f.Counts("a"))
-				f.Reopen()
-				require.Equal(f, want, f.Counts("a"))
-				time.Sleep(70 * time.Minute)
-				require.Equal(f, codeq.Counts{Ready: 1, Dead: 8}, f.Counts("a"))
-				f.Reopen()
-				require.Equal(f, codeq.Counts{Ready: 1, Dead: 8}, f.Counts("a"))
-				time.Sleep(70 * time.Minute)
-				require.Equal(f, codeq.Counts{Ready: 1}, f.Counts("a"))
-				f.RequireGone(dead[2:]...)
-				f.Reopen()
-				require.Equal(f, codeq.Counts{Ready: 1}, f.Counts("a"))
-			})
-		})
-	}
-}
-
 // TestBucketsAreNoNarrowerThanASecond: short retentions do not make more buckets.
 func TestBucketsAreNoNarrowerThanASecond(t *testing.T) {
 	for r := int64(1); r < 20_000; r++ {

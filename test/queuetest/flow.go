@@ -140,24 +140,6 @@ func (f *FlowTest) Counts(queue string) codeq.Counts {
 	return stats[queue]
 }
 
-// FinishDiamond works on a diamond, and makes sure that nothing is early.
-func (f *FlowTest) FinishDiamond() {
-	f.Helper()
-	none := func(queues ...string) {
-		f.Helper()
-		synctest.Wait()
-		require.Nil(f, ClaimNow(f.T, f.Q, queues...))
-	}
-	none("left", "right", "bottom")
-	f.Complete("top")
-	none("bottom")
-	f.Complete("right")
-	none("bottom")
-	f.Complete("left")
-	f.Complete("bottom")
-	none("top", "left", "right", "bottom")
-}
-
 // KeyOf returns a LimitKey for tasks of a queue in a given shard.
 func (f *FlowTest) KeyOf(queue string, shard int) string { return KeyOf(queue, shard, f.Opts.Shards) }
 

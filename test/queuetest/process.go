@@ -166,22 +166,6 @@ func forgetCaches(o *inspect.Owner) error {
 	return nil
 }
 
-// Free resumes a task that waits as one of waitingStates does.
-func (p *Process) Free(name string) {
-	ctx := context.Background()
-	switch name {
-	case "scheduled", "between two attempts":
-		p.Pass(time.Hour)
-	case "for a parent":
-		require.NoError(p.T, p.Complete(ctx, p.Take("parents").Receipt, nil))
-	case "for the turn of its group":
-		require.NoError(p.T, p.Complete(ctx, p.Take("a").Receipt, nil))
-	case "for room in its limit":
-		require.NoError(p.T, p.Configure(ctx, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 0 }))
-	}
-	p.Check()
-}
-
 // Kill makes a dead letter of the task that is next in a queue.
 func (p *Process) Kill(queue string) codeq.ID {
 	p.T.Helper()
