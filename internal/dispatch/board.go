@@ -283,8 +283,8 @@ func (q *queueHeads) visit(c *Claim, at int) int {
 	return q.best(-1)
 }
 
-// rankOf returns the rank of the head of a queue in this shard, as far as it is in memory; 0: claims
-// get no task.
+// rankOf returns the rank of the head of a queue in this shard, as far as it is in memory. It is 0
+// if claims get no task.
 func (d *Dispatcher) rankOf(q *Queue) uint64 {
 	if g := q.sharedGate(); g != nil && g.isClosed() || q.Gated && q.shut {
 		return 0
