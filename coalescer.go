@@ -279,8 +279,8 @@ func (s *shard) decideInRoom(op operation) {
 
 // checkCaller refuses a produce that would begin a session of a node that is no member: a removed
 // node may not know that it was removed, and a message from before the removal may arrive late.
-func (s *shard) checkCaller(call *engine.CallNumber) error {
-	if call.Node == "" || s.rules.Mail.Continues(call) {
+func (s *shard) checkCaller(call *keys.CallNumber) error {
+	if call.Node == "" || s.rules.Mail.Sessions.Continues(call) {
 		return nil
 	}
 	member, err := s.replica.group.HasMember(call.Node)

@@ -17,6 +17,7 @@ import (
 	"codeq/internal/crashfs"
 	"codeq/internal/engine"
 	"codeq/internal/inspect"
+	"codeq/internal/keys"
 	"codeq/internal/testkit"
 )
 
@@ -232,7 +233,7 @@ type witness struct {
 }
 
 func (w *witness) resolve(s *shard) {
-	_, w.err = s.rules.Produce([]engine.NewTask{w.task}, new(engine.CallNumber), new(engine.Produced))
+	_, w.err = s.rules.Produce([]engine.NewTask{w.task}, new(keys.CallNumber), new(engine.Produced))
 	s.settleAfterCommit(w)
 }
 

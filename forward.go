@@ -9,7 +9,7 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/call"
 	"codeq/internal/cluster"
-	"codeq/internal/engine"
+	"codeq/internal/keys"
 	"codeq/internal/wire"
 )
 
@@ -174,7 +174,7 @@ func (n *node) produce(ctx context.Context, shard int, op *produceOp) (settled b
 		if settled, err = n.doNumbered(ctx, shard, calls, op); err == nil || !settled {
 			return settled, err
 		}
-		var over *engine.IncarnationOverError
+		var over *keys.IncarnationOverError
 		if !errors.As(err, &over) {
 			return true, err
 		}

@@ -43,7 +43,7 @@ func sampleCalls() map[string]request {
 	return map[string]request{
 		"produce": &produceOp{completion: newCompletion(callProduce),
 			tasks: []engine.NewTask{task, tied}, Produced: engine.Produced{IDs: []keys.ID{id(1), id(2)}, Duplicates: []int{1}},
-			call: engine.CallNumber{Node: "caller", Incarnation: 7, Seq: 8, Low: 3},
+			call: keys.CallNumber{Node: "caller", Incarnation: 7, Seq: 8, Low: 3},
 		},
 		"claim": &claimOp{completion: newCompletion(callClaim), Claim: dispatch.Claim{
 			Queues: []string{"a", "b"}, Weights: []int{1, 2}, Duration: 30_000, Max: 5, NoWait: true, Holder: engine.Holder{Local: true, Worker: "w"}, Remote: true,
@@ -192,7 +192,7 @@ func TestErrorsTravel(t *testing.T) {
 	receipt := Receipt{ID: ID{1}, Token: 2}
 	for _, err := range []error{
 		ErrEmpty, fmt.Errorf("%w: x", ErrLeaseLost), engine.LeaseLost(receipt.inner(), true), ErrNotFound, ErrNotWaiting, ErrCanceled,
-		ErrNotLeader, ErrUncertain, ErrCorrupt, ErrDiskFull, ErrNotMember, &engine.IncarnationOverError{Node: "n", Latest: 1 << 63},
+		ErrNotLeader, ErrUncertain, ErrCorrupt, ErrDiskFull, ErrNotMember, &keys.IncarnationOverError{Node: "n", Latest: 1 << 63},
 		fmt.Errorf("shard 0: %w: x", cluster.ErrBehind),
 	} {
 		got := decodeError(encodeError(err))
@@ -223,9 +223,9 @@ func TestErrorsTravel(t *testing.T) {
 	var invalid *InvalidError
 	require.ErrorAs(t, decodeError(encodeError(&InvalidError{"f", 3, "l"})), &invalid)
 	require.Equal(t, &InvalidError{"f", "3", "l"}, invalid)
-	var over *engine.IncarnationOverError
-	require.ErrorAs(t, decodeError(encodeError(&engine.IncarnationOverError{Node: "n", Latest: 1 << 63})), &over)
-	require.Equal(t, &engine.IncarnationOverError{Node: "n", Latest: 1 << 63}, over)
+	var over *keys.IncarnationOverError
+	require.ErrorAs(t, decodeError(encodeError(&keys.IncarnationOverError{Node: "n", Latest: 1 << 63})), &over)
+	require.Equal(t, &keys.IncarnationOverError{Node: "n", Latest: 1 << 63}, over)
 	require.EqualError(t, decodeError(encodeError(errors.New("odd"))), "odd")
 	old := decodeError(encodeError(errMalformedCall))
 	require.ErrorIs(t, old, ErrFormat, "what this build sends, another one cannot read")

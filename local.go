@@ -210,7 +210,7 @@ func (q *Queue) serveProgram(ctx context.Context, kind byte, body []byte) ([]byt
 	settled := true
 	switch op := op.(type) {
 	case *produceOp:
-		op.call = engine.CallNumber{} // it is numbered as one of this node
+		op.call.Seq = 0 // it is numbered as one of this node
 		settled, err = q.backend.produce(ctx, shard, op)
 	case *awaitOp:
 		var o *engine.Outcome

@@ -263,7 +263,7 @@ func (b *batch) add(tasks []Task, limits *Limits) error {
 type produceOp struct {
 	completion
 	tasks []engine.NewTask
-	call  engine.CallNumber
+	call  keys.CallNumber
 	engine.Produced
 }
 
@@ -274,12 +274,16 @@ func (q *Queue) produceOp() *produceOp {
 	return &produceOp{completion: newCompletion(callProduce)}
 }
 
+func newProduce(from string) request {
+	return &produceOp{completion: completion{kind: callProduce}, call: keys.CallNumber{Node: from}}
+}
+
 // recycleProduce keeps an operation for reuse. REQUIRES: it is settled, or was never given to a
 // shard.
 func (q *Queue) recycleProduce(op *produceOp) {
 	clear(op.tasks)
 	op.tasks, op.IDs, op.Duplicates, op.err = op.tasks[:0], op.IDs[:0], op.Duplicates[:0], nil
-	op.call = engine.CallNumber{}
+	op.call = keys.CallNumber{}
 	q.pools.produce.Put(op)
 }
 

@@ -219,10 +219,6 @@ func (parkedNotice) verb() *verb { return &internalParks }
 
 func (op *confirmOp) verb() *verb { return &confirmVerb }
 
-func newProduce(from string) request {
-	return &produceOp{completion: completion{kind: callProduce}, call: engine.CallNumber{Node: from}}
-}
-
 func newClaim(string) request {
 	op := &claimOp{completion: completion{kind: callClaim}, Claim: dispatch.Claim{Remote: true}}
 	op.Caller = op

@@ -9,7 +9,7 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/cluster"
-	"codeq/internal/engine"
+	"codeq/internal/keys"
 	"codeq/internal/wire"
 )
 
@@ -45,7 +45,7 @@ const (
 // EncodeError encodes an error for another node. Its caller does so for those with CodeDuplicate
 // and CodeInvalid, which have types of the root.
 func EncodeError(err error) (code byte, text string) {
-	var over *engine.IncarnationOverError
+	var over *keys.IncarnationOverError
 	switch {
 	case errors.As(err, &over):
 		return codeIncarnationOver, string(wire.AppendJSON(nil, over))
@@ -89,7 +89,7 @@ func DecodeError(code byte, text string) error {
 	case text == cluster.ErrMalformedCall.Error(): // what this build sends can be read
 		return base.WithText(text+": it runs another version", base.ErrFormat)
 	case code == codeIncarnationOver:
-		return DecodeDetails(text, new(engine.IncarnationOverError))
+		return DecodeDetails(text, new(keys.IncarnationOverError))
 	case code == codePowerLost:
 		return base.WithText(text, base.ErrNotLeader, base.ErrPowerLost)
 	case code == codeOldCopy:

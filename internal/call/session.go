@@ -3,7 +3,7 @@ package call
 import (
 	"sync"
 
-	"codeq/internal/engine"
+	"codeq/internal/keys"
 	"codeq/internal/manifest"
 )
 
@@ -33,12 +33,12 @@ func NewSession(incarnation uint64) *Session {
 }
 
 // Begin returns the number of a call, but for the node.
-func (c *Session) Begin() engine.CallNumber {
+func (c *Session) Begin() keys.CallNumber {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.last++
 	c.pending[c.last] = struct{}{}
-	return engine.CallNumber{Incarnation: c.incarnation, Seq: c.last, Low: c.low}
+	return keys.CallNumber{Incarnation: c.incarnation, Seq: c.last, Low: c.low}
 }
 
 // End is when the caller knows the outcome of a call, or will never ask again.

@@ -1,11 +1,10 @@
 package call
 
 import (
+	"codeq/internal/keys"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"codeq/internal/engine"
 )
 
 // TestCalls: a retry of a call has the first outcome, as long as its caller may ask. For this, each
@@ -15,8 +14,8 @@ func TestCalls(t *testing.T) {
 	t.Parallel()
 	calls := NewSession(5)
 	one, two := calls.Begin(), calls.Begin()
-	require.Equal(t, engine.CallNumber{Incarnation: 5, Seq: 1, Low: 1}, one)
-	require.Equal(t, engine.CallNumber{Incarnation: 5, Seq: 2, Low: 1}, two)
+	require.Equal(t, keys.CallNumber{Incarnation: 5, Seq: 1, Low: 1}, one)
+	require.Equal(t, keys.CallNumber{Incarnation: 5, Seq: 2, Low: 1}, two)
 	calls.End(two.Seq)
 	require.EqualValues(t, 1, calls.Begin().Low, "the first is still open")
 	calls.End(one.Seq)

@@ -14,6 +14,7 @@ import (
 
 	"codeq/internal/crashfs"
 	"codeq/internal/engine"
+	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/store"
 	"codeq/internal/testkit"
@@ -225,7 +226,7 @@ func (d *Dispatcher) produceOne(t *testing.T, queue string) {
 	d.rules.BeginBudget(engine.CallerBudget, 0)
 	task := engine.NewTask{Key: engine.LaneKey{Queue: queue}}
 	task.Encode(&record.Record{}, nil)
-	_, err := d.rules.Produce([]engine.NewTask{task}, new(engine.CallNumber), new(engine.Produced))
+	_, err := d.rules.Produce([]engine.NewTask{task}, new(keys.CallNumber), new(engine.Produced))
 	require.NoError(t, err)
 }
 

@@ -96,7 +96,7 @@ func (s *State) setRunAt(at *located, to *AlterTo) error {
 	case due:
 		s.Times.schedule(at.lane, at.id, runAt, rec)
 	default:
-		s.enter(at.lane, s.mint.since(), at.id, &at.rec.Head, rec)
+		s.enter(at.lane, s.mint.Since(), at.id, &at.rec.Head, rec)
 	}
 	return nil
 }
@@ -117,7 +117,7 @@ func (s *State) redrive(at *located) error {
 	}
 	s.withdraw(at)
 	at.rec.Attempts, at.rec.RunAt, at.rec.Expired, at.rec.HoldsTurn, at.rec.Crashes = 0, 0, false, false, 0
-	s.enter(at.lane, s.mint.since(), at.id, &at.rec.Head, at.rec.Encode())
+	s.enter(at.lane, s.mint.Since(), at.id, &at.rec.Head, at.rec.Encode())
 	return nil
 }
 
@@ -140,7 +140,7 @@ func (s *State) forgetEnded(at *located) error {
 		return s.purge(at)
 	case Done, Canceled:
 		if v, pinned := s.Ties.pins.counts.Get(at.id); pinned {
-			v.Until = min(v.Until, s.periods.now)
+			v.Until = min(v.Until, s.periods.Now)
 			s.Ties.pins.counts.Put(at.id, v)
 			return nil
 		}
@@ -228,7 +228,7 @@ func (s *State) cancel(at *located) {
 	if retention == 0 {
 		s.endings.add(at.id, s.Uptime, Canceled, at.rec.Attempts, nil, at.rec.Error)
 	} else {
-		s.Times.keep(at.lane.queue, keys.Canceled, at.id, s.retainedUntil(retention), keys.EndedValue{Lane: at.lane.number, At: s.stamp()}, &at.rec)
+		s.Times.keep(at.lane.queue, keys.Canceled, at.id, s.retainedUntil(retention), keys.EndedValue{Lane: at.lane.number, At: s.mint.Stamp()}, &at.rec)
 	}
 	s.Names.emit(EventCanceled, at.lane, at.id, at.rec.Attempts, "")
 	if gone {
@@ -274,7 +274,7 @@ func (s *State) replace(id keys.ID, t *NewTask) bool {
 	case rec.RunAt > s.Wall:
 		s.Times.schedule(l, id, rec.RunAt, b)
 	default:
-		s.enter(l, s.mint.since(), id, &rec.Head, b)
+		s.enter(l, s.mint.Since(), id, &rec.Head, b)
 	}
 	return true
 }

@@ -57,7 +57,7 @@ func (s *State) finishAndKeep(ls *lease, retention int64, result []byte) error {
 	if ls.ties.Parent {
 		until = s.Ties.pinForChildren(ls.id, until)
 	}
-	s.Times.keep(ls.lane.queue, keys.Done, ls.id, until, keys.EndedValue{Lane: ls.lane.number, At: s.stamp(), Result: result}, &rec)
+	s.Times.keep(ls.lane.queue, keys.Done, ls.id, until, keys.EndedValue{Lane: ls.lane.number, At: s.mint.Stamp(), Result: result}, &rec)
 	return nil
 }
 
@@ -94,7 +94,7 @@ func (s *State) retry(ls *lease, cause string, wait int64) error {
 		return nil
 	}
 	if wait < 0 {
-		wait = int64(record.Millis(s.config.Backoff(int(rec.Attempts), s.mint.rand.Float64())))
+		wait = int64(record.Millis(s.config.Backoff(int(rec.Attempts), s.mint.Rand.Float64())))
 	}
 	s.Names.emit(EventRetried, ls.lane, ls.id, rec.Attempts, rec.Error)
 	s.postpone(ls, &rec, uint64(wait))
@@ -118,7 +118,7 @@ func (c *Config) maxAttempts(rec *record.Record) uint32 {
 func (s *State) postpone(ls *lease, rec *record.Record, wait uint64) {
 	s.unlease(ls)
 	if wait == 0 {
-		s.Names.place(ls.lane, s.mint.since(), ls.id, rec.Encode())
+		s.Names.place(ls.lane, s.mint.Since(), ls.id, rec.Encode())
 		return
 	}
 	s.Times.scheduleWait(ls.lane, ls.id, s.after(wait), rec.Encode())
@@ -185,7 +185,7 @@ func (s *State) toDeadLetter(ls *lease, rec *record.Record) {
 		retention = -1
 	}
 	until := s.retainedUntil(retention)
-	s.Times.keep(ls.lane.queue, keys.Dead, ls.id, until, keys.EndedValue{Lane: ls.lane.number, At: s.stamp()}, rec)
+	s.Times.keep(ls.lane.queue, keys.Dead, ls.id, until, keys.EndedValue{Lane: ls.lane.number, At: s.mint.Stamp()}, rec)
 	if rec.Child && until != keys.Forever {
 		s.Ties.releaseParents(ls.id, until)
 	}
@@ -396,7 +396,7 @@ func (s *State) Grant(l *Lane, duration uint64, to Holder, grants []Grant) ([]Gr
 		Receipt:  ls.receipt(),
 		LaneKey:  &l.LaneKey,
 		Attempt:  ls.attempts,
-		Wait:     s.mint.age(it.Since),
+		Wait:     s.mint.Age(it.Since),
 		Deadline: s.Wall + ls.duration,
 		Rec:      it.Record,
 	}), nil
@@ -426,7 +426,7 @@ func (le *leases) noteAttempt(ls *lease, rec *record.Record, end attemptEnd) {
 		}
 	}
 	start := keys.GrantedAt(ls.token)
-	a := record.Attempt{Number: ls.attempts, How: uint8(end.how), Start: start, End: max(start, le.stamp()), Worker: ls.worker}
+	a := record.Attempt{Number: ls.attempts, How: uint8(end.how), Start: start, End: max(start, le.mint.Stamp()), Worker: ls.worker}
 	if end.how != EventExpired || end.cause == causeCrash {
 		a.Error = end.cause
 	}

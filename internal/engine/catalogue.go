@@ -1,12 +1,8 @@
 package engine
 
 import (
-	"bytes"
-	"cmp"
-	"container/list"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 
@@ -16,6 +12,7 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/container/chunked"
 	"codeq/internal/container/numset"
+	"codeq/internal/container/recent"
 	"codeq/internal/keys"
 	"codeq/internal/store"
 )
@@ -39,8 +36,10 @@ type catalogue struct {
 	loaded, current numset.Set // numbers of the lanes and queues in memory
 	seq             uint64     // no entry has a larger Seq
 
-	formerLanes  former[formerLane]
-	formerQueues former[string]
+	// the numbers of the lanes and queues that left memory last: an index on disk of all would cost
+	// a read for each new name
+	formerLanes  recent.Numbers[formerLane]
+	formerQueues recent.Numbers[string]
 
 	aliases map[uint32]*Lane // lanes in memory by their other numbers: some of those looked up
 	gone    [64]uint64       // by hash of the name: Queue.arrived of queues that have left memory
@@ -98,14 +97,14 @@ func (ns *names) enterLane(l *Lane) {
 func (ns *names) addQueue(q *Queue) {
 	setAt(&ns.numbers, q.Number, q)
 	ns.catalogue.current.Add(q.Number)
-	ns.catalogue.formerQueues.remove(q.Number)
+	ns.catalogue.formerQueues.Remove(q.Number)
 }
 
 func (ns *names) addLane(l *Lane) {
 	setAt(&ns.lanes, l.number, l)
 	ns.catalogue.loaded.Add(l.number)
 	delete(ns.catalogue.aliases, l.number) // it may have been the number of another lane
-	ns.catalogue.formerLanes.remove(l.number)
+	ns.catalogue.formerLanes.Remove(l.number)
 	l.queue.addLane(l)
 }
 
@@ -202,21 +201,6 @@ func (c *catalogue) slot(queue string) int {
 	return int(xxhash.Sum64String(queue) % uint64(len(c.gone)))
 }
 
-// former holds the numbers of the lanes or queues that left memory last, by name. If one of them
-// comes back, it gets its number again. All others get a new number: an index on disk would cost a
-// read for each new name.
-type former[K comparable] struct {
-	names   map[K]*list.Element
-	numbers map[uint32]*list.Element
-	order   list.List // of named[K]: the first one left first
-}
-
-// named is a name with its number.
-type named[K comparable] struct {
-	name   K
-	number uint32
-}
-
 // formerLane is the name of a lane, with the number of its queue.
 type formerLane struct {
 	queue uint32
@@ -226,49 +210,13 @@ type formerLane struct {
 // formerCap is how many lanes, and how many queues, are held at most.
 const formerCap = 1 << 10
 
-// add adds a lane or queue that leaves memory.
-func (f *former[K]) add(name K, number uint32, most int) {
-	if f.names == nil {
-		f.names, f.numbers = make(map[K]*list.Element), make(map[uint32]*list.Element)
-	}
-	f.drop(f.names[name])
-	e := f.order.PushBack(named[K]{name, number})
-	f.names[name], f.numbers[number] = e, e
-	if f.order.Len() > most {
-		f.drop(f.order.Front())
-	}
-}
-
-// take returns the number of a lane or queue that comes back.
-func (f *former[K]) take(name K) (number uint32, ok bool) {
-	e := f.names[name]
-	if e == nil {
-		return 0, false
-	}
-	f.drop(e)
-	return e.Value.(named[K]).number, true
-}
-
-// remove is called when a number goes to another name, or to none.
-func (f *former[K]) remove(number uint32) { f.drop(f.numbers[number]) }
-
-func (f *former[K]) drop(e *list.Element) {
-	if e == nil {
-		return
-	}
-	v := e.Value.(named[K])
-	delete(f.names, v.name)
-	delete(f.numbers, v.number)
-	f.order.Remove(e)
-}
-
-// formerMost limits the lanes, and the queues, in former.
+// formerMost limits the former lanes, and the former queues.
 func (ns *names) formerMost() int { return min(formerCap, ns.config.IdleLanes) }
 
 // returnQueue numbers a queue that comes back, and reports whether its number is known.
 func (ns *names) returnQueue(q *Queue) bool {
 	c := &ns.catalogue
-	n, ok := c.formerQueues.take(q.Name)
+	n, ok := c.formerQueues.Take(q.Name)
 	if !ok {
 		return false
 	}
@@ -287,7 +235,7 @@ func (ns *names) returnLane(q *Queue, name laneName) *Lane {
 	if q.Number == 0 && !ns.returnQueue(q) {
 		return nil
 	}
-	n, ok := c.formerLanes.take(formerLane{q.Number, name})
+	n, ok := c.formerLanes.Take(formerLane{q.Number, name})
 	if !ok {
 		return nil
 	}
@@ -304,17 +252,20 @@ func (ns *names) returnLane(q *Queue, name laneName) *Lane {
 // lanes that may have ready or leased tasks. awakened has the numbers of the queues with wakeups.
 func (ns *names) loadCatalogue(awakened map[uint32]bool) error {
 	c := &ns.catalogue
-	if err := store.ReadAhead(ns.Store, ns.readQueues, func(e storedQueue) error {
-		c.queues.Add(e.number)
-		if e.Counts == (keys.Counts{}) && e.Totals.Day == 0 && !awakened[e.number] {
+	if err := store.ReadAhead(ns.Store, func(emit func(store.StoredQueue) error) (err error) {
+		ns.mint.Clock, err = store.ReadQueues(ns.Store.DB(), emit)
+		return err
+	}, func(e store.StoredQueue) error {
+		c.queues.Add(e.Number)
+		if e.Counts == (keys.Counts{}) && e.Totals.Day == 0 && !awakened[e.Number] {
 			return nil
 		}
 		known := len(ns.Queues)
-		q := ns.QueueNamed(e.name)
+		q := ns.QueueNamed(e.Name)
 		if len(ns.Queues) == known {
-			return fmt.Errorf("%w: queue %q has tasks under the number %d and under another", base.ErrCorrupt, q.Name, e.number)
+			return fmt.Errorf("%w: queue %q has tasks under the number %d and under another", base.ErrCorrupt, q.Name, e.Number)
 		}
-		q.Number, q.Counts, q.totals, q.hasWakeups = e.number, e.Counts, e.Totals, awakened[e.number]
+		q.Number, q.Counts, q.totals, q.hasWakeups = e.Number, e.Counts, e.Totals, awakened[e.Number]
 		ns.addQueue(q)
 		ns.noteBusy(q)
 		ns.Rest(q) // it may have totals only
@@ -323,16 +274,18 @@ func (ns *names) loadCatalogue(awakened map[uint32]bool) error {
 		return err
 	}
 	var seqs []uint64 // by number
-	idle := newestLanes{most: ns.formerMost()}
-	if err := store.ReadAhead(ns.Store, ns.readLanes, func(e storedLane) error {
+	idle := store.NewestLanes{Most: ns.formerMost()}
+	if err := store.ReadAhead(ns.Store, func(emit func(store.StoredLane) error) error {
+		return store.ReadLanes(ns.Store.DB(), emit)
+	}, func(e store.StoredLane) error {
 		if !c.queues.Has(e.Queue) {
-			return fmt.Errorf("%w: queue %d of lane %d is missing", base.ErrCorrupt, e.Queue, e.number)
+			return fmt.Errorf("%w: queue %d of lane %d is missing", base.ErrCorrupt, e.Queue, e.Number)
 		}
-		c.lanes.Add(e.number)
+		c.lanes.Add(e.Number)
 		c.seq = max(c.seq, e.Seq)
 		q := ns.numbers.At(int(e.Queue))
 		if q == nil || q.Counts.Ready+q.Counts.Leased == 0 {
-			idle.add(e)
+			idle.Add(e)
 			return nil
 		}
 		if other := q.lane(e.Tenant, e.Priority); other != nil {
@@ -341,179 +294,35 @@ func (ns *names) loadCatalogue(awakened map[uint32]bool) error {
 			}
 			ns.dropLane(other)
 		}
-		seqs = append(seqs, make([]uint64, int(e.number)-len(seqs))...)
+		seqs = append(seqs, make([]uint64, int(e.Number)-len(seqs))...)
 		seqs = append(seqs, e.Seq)
-		ns.addLane(newLane(e.number, q, e.Tenant, e.Priority))
+		ns.addLane(newLane(e.Number, q, e.Tenant, e.Priority))
 		return nil
 	}); err != nil {
 		return err
 	}
-	return ns.loadFormer(idle.list())
+	return ns.loadFormer(idle.List())
 }
 
 // loadFormer notes the numbers of lanes that are not in memory, and of their queues; the newest is
 // first.
-func (ns *names) loadFormer(lanes []storedLane) error {
+func (ns *names) loadFormer(lanes []store.StoredLane) error {
 	var numbers []uint32
 	for _, e := range lanes {
 		if ns.numbers.At(int(e.Queue)) == nil {
 			numbers = append(numbers, e.Queue)
 		}
 	}
-	names, err := ns.readNames(numbers)
+	names, err := store.QueueNames(ns.Store.DB(), numbers)
 	if err != nil {
 		return err
 	}
 	c := &ns.catalogue
 	for _, e := range slices.Backward(lanes) { // a newer entry of a lane replaces the others
-		c.formerLanes.add(formerLane{e.Queue, laneName{e.Tenant, e.Priority}}, e.number, ns.formerMost())
+		c.formerLanes.Add(formerLane{e.Queue, laneName{e.Tenant, e.Priority}}, e.Number, ns.formerMost())
 		if name, ok := names[e.Queue]; ok {
-			c.formerQueues.add(name, e.Queue, ns.formerMost())
+			c.formerQueues.Add(name, e.Queue, ns.formerMost())
 		}
 	}
 	return nil
-}
-
-// readNames returns the names of queues by number.
-func (ns *names) readNames(numbers []uint32) (map[uint32]string, error) {
-	lower, upper := keys.Range(keys.Queue)
-	it, err := ns.Store.DB().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
-	if err != nil {
-		return nil, store.Error(err)
-	}
-	defer func() { _ = it.Close() }() // its error is that of it.Error
-	names := make(map[uint32]string)
-	slices.Sort(numbers)
-	for _, n := range slices.Compact(numbers) {
-		if key := keys.AppendNumbered(nil, keys.Queue, n); it.SeekGE(key) && bytes.Equal(it.Key(), key) {
-			names[n] = string(it.Value())
-		}
-	}
-	return names, store.Error(it.Error())
-}
-
-// newestLanes collects the lanes with the largest Seqs.
-type newestLanes struct {
-	most  int
-	lanes []storedLane
-	least uint64 // there are enough lanes with a Seq of at least this one
-}
-
-func (n *newestLanes) add(e storedLane) {
-	if e.Seq < n.least {
-		return
-	}
-	if n.lanes = append(n.lanes, e); len(n.lanes) >= 4*n.most {
-		n.lanes = n.list()
-		n.least = n.lanes[n.most-1].Seq
-	}
-}
-
-// list returns the lanes, the newest first.
-func (n *newestLanes) list() []storedLane {
-	slices.SortFunc(n.lanes, func(a, b storedLane) int {
-		return cmp.Or(cmp.Compare(b.Seq, a.Seq), cmp.Compare(a.number, b.number))
-	})
-	return n.lanes[:min(len(n.lanes), n.most)]
-}
-
-// storedQueue is a queue that has a number, and the counters under it.
-type storedQueue struct {
-	number uint32
-	name   string
-	keys.CountersValue
-}
-
-// readQueues emits the queues of the catalogue, and sets the minter's clock.
-func (ns *names) readQueues(emit func(storedQueue) error) error {
-	it, err := ns.Store.DB().NewIter(&pebble.IterOptions{LowerBound: []byte{keys.Counters}, UpperBound: []byte{keys.Counters + 1}})
-	if err != nil {
-		return store.Error(err)
-	}
-	defer func() { _ = it.Close() }() // its error is that of it.Error
-	it.First()
-	if err := store.Scan(ns.Store.DB(), keys.Queue, func(key, value []byte) error {
-		n, err := keys.ParseNumbered(key)
-		if err != nil || n == 0 {
-			return fmt.Errorf("%w: malformed queue key %x", base.ErrCorrupt, key)
-		}
-		counters, err := ns.readCounters(it, n)
-		if err != nil {
-			return err
-		}
-		return emit(storedQueue{n, string(value), counters})
-	}); err != nil {
-		return err
-	}
-	_, err = ns.readCounters(it, math.MaxUint32)
-	return err
-}
-
-// readCounters returns the counters of the queue with a number, and moves the iterator behind them.
-// The numbers of successive calls do not decrease.
-func (ns *names) readCounters(it *pebble.Iterator, number uint32) (of keys.CountersValue, err error) {
-	for ; it.Valid(); it.Next() {
-		n, err := keys.ParseNumbered(it.Key())
-		if err != nil {
-			return of, fmt.Errorf("%w: malformed counters key %x", base.ErrCorrupt, it.Key())
-		}
-		if n > number {
-			break
-		}
-		value, err := it.ValueAndErr()
-		if err != nil {
-			return of, store.Error(err)
-		}
-		v, err := keys.ParseCounters(value)
-		if err != nil {
-			return of, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
-		}
-		if ns.mint.clock = max(ns.mint.clock, v.Clock); n == number {
-			of = v
-		} else if v.Counts != (keys.Counts{}) {
-			return of, fmt.Errorf("%w: queue %d has tasks and no name", base.ErrCorrupt, n)
-		}
-	}
-	return of, store.Error(it.Error())
-}
-
-// storedLane is an entry of a lane.
-type storedLane struct {
-	number uint32
-	keys.LaneValue
-}
-
-// readLanes emits the lanes of the catalogue.
-func (ns *names) readLanes(emit func(storedLane) error) error {
-	return store.Scan(ns.Store.DB(), keys.Lane, func(key, value []byte) error {
-		n, err := keys.ParseNumbered(key)
-		if err != nil || n > keys.MaxLane {
-			return fmt.Errorf("%w: malformed lane key %x", base.ErrCorrupt, key)
-		}
-		v, err := keys.ParseLaneValue(value)
-		if err != nil || v.Queue == 0 || v.Priority > maxPriority {
-			return fmt.Errorf("%w: lane %d has value %x", base.ErrCorrupt, n, value)
-		}
-		return emit(storedLane{n, v})
-	})
-}
-
-// loadAwakened returns the numbers of the queues with wakeups. A wakeup concerns tasks of its
-// queue, perhaps later ones.
-func (ns *names) loadAwakened() (map[uint32]bool, error) {
-	awakened := make(map[uint32]bool)
-	lower, upper := keys.Range(keys.Wake)
-	for lower != nil {
-		from := lower
-		lower = nil
-		if err := ns.Walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
-			n, _, _, err := keys.ParseGrouped(it.Key())
-			awakened[n] = true
-			lower = keys.GroupEnd(keys.AppendNumbered(nil, keys.Wake, n))
-			return false, err
-		}); err != nil {
-			return nil, err
-		}
-	}
-	return awakened, nil
 }

@@ -73,7 +73,7 @@ func (c *checker) catalogue() error {
 func (c *checker) former() error {
 	s, cat := c.state, &c.state.Names.catalogue
 	names := make(map[uint32]string)
-	newest, entries := make(map[LaneKey]storedLane), make(map[uint32]storedLane)
+	newest, entries := make(map[LaneKey]store.StoredLane), make(map[uint32]store.StoredLane)
 	err := errors.Join(store.Scan(c.disk, keys.Queue, func(key, value []byte) error {
 		n, err := keys.ParseNumbered(key)
 		names[n] = string(value)
@@ -84,28 +84,26 @@ func (c *checker) former() error {
 			return err
 		}
 		v, err := keys.ParseLaneValue(value)
-		e := storedLane{n, v}
+		e := store.StoredLane{Number: n, LaneValue: v}
 		entries[n] = e
 		if k := (LaneKey{names[v.Queue], v.Tenant, v.Priority}); newest[k].Seq <= v.Seq {
 			newest[k] = e
 		}
 		return err
 	}))
-	for e := cat.formerQueues.order.Front(); e != nil; e = e.Next() {
-		q := e.Value.(named[string])
-		if names[q.number] != q.name || !cat.queues.Has(q.number) || s.Names.numbers.At(int(q.number)) != nil {
-			c.report("queue %d is not %q, which has left memory", q.number, q.name)
+	for name, n := range cat.formerQueues.All() {
+		if names[n] != name || !cat.queues.Has(n) || s.Names.numbers.At(int(n)) != nil {
+			c.report("queue %d is not %q, which has left memory", n, name)
 		}
 	}
-	for e := cat.formerLanes.order.Front(); e != nil; e = e.Next() {
-		l := e.Value.(named[formerLane])
-		v := entries[l.number]
-		if (formerLane{v.Queue, laneName{v.Tenant, v.Priority}}) != l.name || !cat.lanes.Has(l.number) || s.Names.lanes.At(int(l.number)) != nil {
-			c.report("lane %d is not %+v, which has left memory", l.number, l.name)
+	for name, n := range cat.formerLanes.All() {
+		v := entries[n]
+		if (formerLane{v.Queue, laneName{v.Tenant, v.Priority}}) != name || !cat.lanes.Has(n) || s.Names.lanes.At(int(n)) != nil {
+			c.report("lane %d is not %+v, which has left memory", n, name)
 		}
 		q := s.Names.numbers.At(int(v.Queue))
-		if q != nil && q.lane(v.Tenant, v.Priority) == nil && newest[LaneKey{q.Name, v.Tenant, v.Priority}].number != l.number {
-			c.report("lane %+v has left memory with another number than %d", l.name, l.number)
+		if q != nil && q.lane(v.Tenant, v.Priority) == nil && newest[LaneKey{q.Name, v.Tenant, v.Priority}].Number != n {
+			c.report("lane %+v has left memory with another number than %d", name, n)
 		}
 	}
 	return err
@@ -129,13 +127,13 @@ func (c *checker) queues() error {
 	if err != nil {
 		return err
 	}
-	if clock != s.mint.clock || c.last > clock {
-		c.report("clock is %x, stored is %x, used is %x", s.mint.clock, clock, c.last)
+	if clock != s.mint.Clock || c.last > clock {
+		c.report("clock is %x, stored is %x, used is %x", s.mint.Clock, clock, c.last)
 	}
 	if b, err := store.Lookup(c.disk, []byte{keys.ClockSets}); err != nil {
 		return err
-	} else if !s.mint.unset && !bytes.Equal(b, keys.AppendClockSets(nil, s.mint.sets)) {
-		c.report("set clocks are %v, on disk %x", s.mint.sets, b)
+	} else if !s.mint.Unset && !bytes.Equal(b, keys.AppendClockSets(nil, s.mint.Sets)) {
+		c.report("set clocks are %v, on disk %x", s.mint.Sets, b)
 	}
 	for n, q := range s.Names.numbers.All() {
 		if q != nil && (int(q.Number) != n || s.Names.Queues[q.Name] != q) {

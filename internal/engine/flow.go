@@ -204,7 +204,7 @@ func (r *round) looksUp(tasks []NewTask) bool {
 // admitTied takes in a task with ties. Its idempotency key is free.
 func (s *State) admitTied(t *NewTask, b *family) keys.ID {
 	l := s.Names.lane(t.Key)
-	id := s.mint.id(l.number)
+	id := s.mint.ID(l.number)
 	s.Names.emit(EventProduced, l, id, 0, "")
 	if t.Tied.Unique != [keys.UniqueLen]byte{} {
 		s.Ties.takeKey(id, &t.Tied.Ties)

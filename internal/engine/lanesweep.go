@@ -1,14 +1,9 @@
 package engine
 
 import (
-	"errors"
-	"fmt"
-
 	"codeq/internal/container/numset"
 	"codeq/internal/keys"
 	"codeq/internal/store"
-
-	"github.com/cockroachdb/pebble/v2"
 )
 
 // LaneSweep finds unused entries of lanes and queues in the catalogue, so that their numbers can be
@@ -24,17 +19,10 @@ import (
 // Only the shard's owner uses it, except Names: the reader uses Names until it has finished.
 type LaneSweep struct {
 	lanes, queues numset.Set // that may be removed
-	Names         *laneNames
+	Names         *store.LaneNames
 	found         bool   // the reader has finished
 	next          uint32 // lane or queue to remove next
 	lanesGone     bool   // all lanes that can be removed are
-}
-
-// laneNames has the names that a sweep has read in a snapshot.
-type laneNames struct {
-	absent        numset.Set // lanes that were not in memory
-	lanes, queues numset.Set // that are named
-	entries       int        // read
 }
 
 func (ns *names) sweepLanesIsDue() bool {
@@ -61,7 +49,7 @@ func (ns *names) sweepLanes() {
 // names of lanes in memory.
 func (ns *names) beginSweep() {
 	c := &ns.catalogue
-	m := &laneNames{absent: c.lanes.Without(&c.loaded)}
+	m := &store.LaneNames{Absent: c.lanes.Without(&c.loaded)}
 	c.sweep = &LaneSweep{Names: m, lanes: c.lanes.Without(&c.loaded), queues: c.queues.Without(&c.current)}
 	ns.Effects.Sweep = c.sweep
 }
@@ -91,7 +79,7 @@ func (ns *names) Swept(sw *LaneSweep, err error) {
 	if m := sw.Names; err != nil {
 		sw.lanes, sw.queues = numset.Set{}, numset.Set{}
 	} else {
-		sw.lanes, sw.queues = sw.lanes.Without(&m.lanes), sw.queues.Without(&m.queues)
+		sw.lanes, sw.queues = sw.lanes.Without(&m.Lanes), sw.queues.Without(&m.Queues)
 	}
 	sw.queues.Remove(0)
 	sw.found = true
@@ -115,7 +103,7 @@ func (ns *names) endSweep() {
 	if !sw.lanesGone {
 		if free(&sw.lanes, &c.lanes, func(n uint32) {
 			ns.Group.Delete(keys.AppendNumbered(nil, keys.Lane, n))
-			c.formerLanes.remove(n)
+			c.formerLanes.Remove(n)
 		}) {
 			return
 		}
@@ -125,153 +113,14 @@ func (ns *names) endSweep() {
 		ns.Group.Delete(keys.AppendNumbered(nil, keys.Queue, n))
 		ns.Group.Delete(keys.AppendNumbered(nil, keys.Counters, n))
 		ns.Group.unclocked = true
-		c.formerQueues.remove(n)
+		c.formerQueues.Remove(n)
 	}) {
 		return
 	}
 	c.sweep = nil
 	c.swept++
-	c.sweepAt = ns.absentLanes() + max(ns.config.SweepLanes, c.loaded.Len(), sw.Names.entries/4)
+	c.sweepAt = ns.absentLanes() + max(ns.config.SweepLanes, c.loaded.Len(), sw.Names.Entries/4)
 	if c.lanes.Len() > keys.MaxLane/4*3 { // sweeps are better than no lanes
 		c.sweepAt = min(c.sweepAt, ns.absentLanes()+keys.MaxLane/64)
 	}
-}
-
-var errSweepEnded = errors.New("the shard has ended")
-
-// Read reads disk as it was when the sweep began, until stop returns true. It may run concurrently
-// with the owner.
-func (m *laneNames) Read(r pebble.Reader, stop func() bool) error {
-	for _, of := range [...]struct {
-		prefix byte
-		name   func(key, value []byte) error
-	}{
-		{keys.Index, m.byKey}, {keys.Pending, m.byKey},
-		{keys.Scheduled, m.waiting}, {keys.Blocked, m.waiting},
-		{keys.Dead, m.ended}, {keys.Done, m.ended}, {keys.Canceled, m.ended},
-		{keys.Lease, m.leases}, {keys.Unique, m.unique}, {keys.Group, m.turn}, {keys.Wake, m.wakeup},
-		{keys.Dependent, m.dependent}, {keys.Pin, m.pin}, {keys.Outbound, m.message}, {keys.Session, m.session},
-		{keys.Lane, m.entry}, // last, once all named lanes are known
-	} {
-		if err := store.Scan(r, of.prefix, func(key, value []byte) error {
-			if m.entries++; m.entries%1024 == 0 && stop() {
-				return errSweepEnded
-			}
-			return of.name(key, value)
-		}); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (m *laneNames) id(id keys.ID) { m.lanes.Add(keys.LaneOf(id)) }
-
-func (m *laneNames) byKey(key, _ []byte) error {
-	id, err := keys.ParseByID(key)
-	m.id(id)
-	return err
-}
-
-func (m *laneNames) waiting(key, value []byte) error {
-	id, _, err := keys.ParsePlaceKey(key)
-	if err != nil {
-		return err
-	}
-	m.id(id)
-	n, _, err := keys.SplitLane(value)
-	m.lanes.Add(n)
-	return err
-}
-
-func (m *laneNames) ended(key, value []byte) error {
-	_, _, id, err := keys.ParseGrouped(key)
-	if err != nil {
-		return err
-	}
-	m.id(id)
-	v, _, err := keys.ParseEnded(value)
-	m.lanes.Add(v.Lane)
-	return err
-}
-
-func (m *laneNames) leases(key, value []byte) error {
-	seq, err := keys.ParseLease(key)
-	if err != nil {
-		return err
-	}
-	_, entries, err := keys.ParseLeases(seq, value)
-	for i := range entries {
-		m.id(entries[i].ID)
-		m.lanes.Add(entries[i].Lane)
-	}
-	return err
-}
-
-func (m *laneNames) unique(_, value []byte) error {
-	v, err := keys.ParseUnique(value)
-	m.id(v.ID)
-	return err
-}
-
-func (m *laneNames) turn(_, value []byte) error {
-	v, err := keys.ParseGroup(value)
-	m.id(v.Holder)
-	return err
-}
-
-func (m *laneNames) wakeup(key, _ []byte) error {
-	queue, _, id, err := keys.ParseGrouped(key)
-	m.id(id)
-	m.queues.Add(queue)
-	return err
-}
-
-func (m *laneNames) dependent(key, _ []byte) error {
-	parent, child, err := keys.ParseDependent(key)
-	m.id(parent)
-	m.id(child)
-	return err
-}
-
-func (m *laneNames) pin(key, _ []byte) error {
-	child, parent, err := keys.ParsePin(key)
-	m.id(child)
-	m.id(parent)
-	return err
-}
-
-func (m *laneNames) message(_, value []byte) error {
-	msg, err := keys.ParseMessage(value)
-	if err == nil {
-		m.id(msg.Parent)
-		m.id(msg.Child)
-	}
-	return err
-}
-
-func (m *laneNames) session(_, value []byte) error {
-	v, err := keys.ParseSession(value)
-	for i := range v.Calls {
-		for _, id := range v.Calls[i].IDs {
-			m.id(id)
-		}
-	}
-	return err
-}
-
-// entry adds the queue of a lane that stays.
-func (m *laneNames) entry(key, value []byte) error {
-	n, err := keys.ParseNumbered(key)
-	if err != nil {
-		return err
-	}
-	v, _, err := keys.SplitLaneValue(value)
-	if err != nil {
-		return fmt.Errorf("lane %d: %w", n, err)
-	}
-	if !m.absent.Has(n) || m.lanes.Has(n) {
-		m.queues.Add(v.Queue)
-	}
-	return nil
 }

@@ -197,7 +197,7 @@ func (le *leases) addToRecord(l *lease, process, before uint64) {
 	}
 	if r == nil {
 		r = le.newRecord()
-		r.seq, r.local, r.deadline, r.process = le.mint.next(), l.local, deadline, process
+		r.seq, r.local, r.deadline, r.process = le.mint.Next(), l.local, deadline, process
 		if le.config.Replicated {
 			r.ends = le.leaseClock() + l.duration
 		}

@@ -39,7 +39,7 @@ func (s *State) admitAll(tasks []NewTask, ids []keys.ID, duplicates []int) ([]ke
 // admit takes in a new task.
 func (s *State) admit(t *NewTask) keys.ID {
 	l := s.Names.lane(t.Key)
-	id := s.mint.id(l.number)
+	id := s.mint.ID(l.number)
 	s.Names.emit(EventProduced, l, id, 0, "")
 	if t.RunAt > s.Wall {
 		s.Times.schedule(l, id, t.RunAt, t.Rec)

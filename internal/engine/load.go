@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -29,10 +28,10 @@ func (s *State) Load(clockAge uint64) error {
 		TrimBytes: s.config.TrimBytes, TrimLane: s.config.TrimLane, IdleLanes: s.config.IdleLanes,
 		Elapsed: s.config.Elapsed, Leased: func(id keys.ID) bool { return s.Leases.byID[id] != nil },
 	}, s.Store)
-	s.mint = minter{rand: rand.New(rand.NewChaCha8(s.config.Seed)), shard: s.config.Shard, shards: s.config.Shards}
+	s.mint = store.NewMinter(s.config.Seed, s.config.Shard, s.config.Shards)
 	for _, step := range []func() error{
 		func() error {
-			awakened, err := s.Names.loadAwakened()
+			awakened, err := s.Awakened()
 			if err != nil {
 				return err
 			}
@@ -58,7 +57,7 @@ func (s *State) Load(clockAge uint64) error {
 		s.Ties.loadCaches,
 		func() error { return s.Mail.loadOutbox(s.config.Shards) },
 		s.Times.loadRecurring,
-		s.Mail.loadSessions,
+		func() error { return s.Mail.Sessions.Load(s.Store.DB()) },
 		s.Mail.loadInterests,
 		s.Mail.loadPlacement,
 		s.Names.loadTotals,
@@ -208,8 +207,8 @@ func (tm *times) loadTimes() (err error) {
 	if tm.nextDue, err = tm.firstDue([]byte{keys.Scheduled}, keys.ParseScheduled); err != nil {
 		return err
 	}
-	if tm.nextWait = tm.nextDue; tm.periods.waits > tm.nextDue.at {
-		tm.nextWait, err = tm.firstDue(keys.AppendScheduled(nil, tm.periods.waits, keys.ID{}), keys.ParseScheduled)
+	if tm.nextWait = tm.nextDue; tm.periods.Waits > tm.nextDue.at {
+		tm.nextWait, err = tm.firstDue(keys.AppendScheduled(nil, tm.periods.Waits, keys.ID{}), keys.ParseScheduled)
 	}
 	return err
 }

@@ -19,7 +19,7 @@ type mail struct {
 	out       outbox
 	inbound   []uint64 // by shard, the last message taken
 	arrived   uint64   // messages with tasks that have come from other shards since Open
-	sessions  sessionTable
+	Sessions  store.Sessions
 	interests map[string]keys.InterestValue // by node; without kinds: its interest has ended
 
 	Interested KindSet // the interests of all nodes; in a cluster only
@@ -352,7 +352,7 @@ func (ml *mail) SetInterest(node string, v keys.InterestValue, gone bool) {
 	}
 	key := keys.AppendNamed(nil, keys.Interest, node)
 	if ml.interests[node] = v; gone {
-		ml.sessions.endNode(node, ml.Wall)
+		ml.Sessions.EndNode(node, ml.Wall)
 		delete(ml.interests, node)
 	}
 	if v.Kinds == 0 || gone {

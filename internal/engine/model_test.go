@@ -309,8 +309,8 @@ func (m *model) since(shard int) uint64 {
 // clock unless the wall clock was ahead.
 func (m *model) orderTime(shard int) uint64 {
 	mint := m.shards[shard].mint
-	mint.tick(m.Wall, m.Uptime)
-	ms := max(mint.time, mint.clock>>clockShift)
+	mint.Tick(m.Wall, m.Uptime)
+	ms := mint.Now()
 	if ms != m.Wall && (ms < m.Wall || ms > m.latest+m.age) {
 		m.rt.Fatalf("shard %d goes by %d, the wall clock by %d, and by %d at most", shard, ms, m.Wall, m.latest)
 	}
@@ -321,11 +321,11 @@ func (m *model) orderTime(shard int) uint64 {
 // was ahead.
 func (m *model) period(shard int) uint64 {
 	c := m.shards[shard].periods
-	c.tick(m.Wall, m.Uptime)
-	if c.now < m.Wall || c.now > m.latest+m.age {
-		m.rt.Fatalf("periods of shard %d go by %d, the wall clock by %d, and by %d at most", shard, c.now, m.Wall, m.latest)
+	c.Tick(m.Wall, m.Uptime)
+	if c.Now < m.Wall || c.Now > m.latest+m.age {
+		m.rt.Fatalf("periods of shard %d go by %d, the wall clock by %d, and by %d at most", shard, c.Now, m.Wall, m.latest)
 	}
-	return c.now
+	return c.Now
 }
 
 // isWait reports whether a scheduled task waits between attempts.
@@ -348,7 +348,7 @@ func (m *model) lasts(t *modelTask, until uint64) {
 // promise is the end of a period of some ms that begins now, for isOver: clocks of periods follow a
 // wall clock that is a little behind.
 func (m *model) promise(ms uint64) uint64 {
-	return m.age + ms + ms>>clockDrift + clockJitter - m.jitter
+	return m.age + ms + ms>>store.ClockDrift + store.ClockJitter - m.jitter
 }
 
 // isOver reports whether a promised period is over.
@@ -555,7 +555,7 @@ func (m *model) stepWall(t *rapid.T) {
 
 func (m *model) setWall(to uint64) {
 	m.Wall, m.latest = to, max(m.latest, to)
-	m.jitter += clockJitter
+	m.jitter += store.ClockJitter
 }
 
 // The end of a process.

@@ -450,7 +450,7 @@ func prepare(tasks []spec) []NewTask {
 type produceCall struct {
 	shard int
 	tasks []spec
-	call  CallNumber
+	call  keys.CallNumber
 	again bool // the shard has decided it before
 	first Produced
 	out   Produced
@@ -493,7 +493,7 @@ func (m *model) drawProduce() call {
 	c := m.produceOf(m.drawTasks(n))
 	if m.oneIn(8, "numbered") {
 		m.calls++
-		c.call = CallNumber{Node: "n", Incarnation: m.life, Seq: m.calls, Low: max(m.calls, 8) - 7}
+		c.call = keys.CallNumber{Node: "n", Incarnation: m.life, Seq: m.calls, Low: max(m.calls, 8) - 7}
 		switch {
 		case m.oneIn(6, "late"):
 			c.call.Incarnation--
@@ -517,7 +517,7 @@ func (m *model) isKnown(c *produceCall) bool {
 	s := m.sessions[c.shard]
 	switch {
 	case c.call.Incarnation < s.life, c.call.Incarnation == s.life && s.gone:
-		var over *IncarnationOverError
+		var over *keys.IncarnationOverError
 		if !errors.As(c.err, &over) || over.Latest != s.life || len(c.out.IDs) > 0 {
 			m.rt.Fatalf("a produce of life %d: %v, expected that life %d is known", c.call.Incarnation, c.err, s.life)
 		}

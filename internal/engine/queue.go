@@ -180,7 +180,7 @@ func (ns *names) touchFirst(q *Queue) {
 	if q.totals.Day != ns.totals.today {
 		ns.beginDay(q)
 	}
-	q.changed, q.filed = ns.periods.now, false
+	q.changed, q.filed = ns.periods.Now, false
 	if ns.Wanted&WantCounts != 0 {
 		ns.Effects.Counted = append(ns.Effects.Counted, Counted{q, q.totals.All})
 	}
@@ -319,7 +319,7 @@ func (ns *names) Forget(q *Queue) {
 	if q.Number != 0 {
 		ns.numbers.Set(int(q.Number), nil)
 		c.current.Remove(q.Number)
-		c.formerQueues.add(q.Name, q.Number, ns.formerMost())
+		c.formerQueues.Add(q.Name, q.Number, ns.formerMost())
 	}
 	c.gone[c.slot(q.Name)] += q.arrived
 }

@@ -19,8 +19,8 @@ type round struct {
 	Wanted KindSet
 	Judged uint64 // earliest time at which the operation under decision may have arrived, as Now
 
-	mint    minter
-	periods periodClock
+	mint    store.Minter
+	periods store.PeriodClock
 	begun   uint32 // groups
 
 	Group   commitGroup

@@ -118,7 +118,7 @@ func (r *ruled) add(tasks ...NewTask) (ids []keys.ID) {
 	markTwins(tasks)
 	r.in(func() (Verdict, error) {
 		var out Produced
-		v, err := r.Produce(tasks, new(CallNumber), &out)
+		v, err := r.Produce(tasks, new(keys.CallNumber), &out)
 		ids = out.IDs
 		return v, err
 	})
@@ -139,7 +139,7 @@ func (r *ruled) produceFor(queue string, payload, each int, tenants ...string) {
 	var batch []NewTask
 	flush := func() {
 		r.begin(r.drivenShard)
-		_, err := r.Produce(batch, new(CallNumber), new(Produced))
+		_, err := r.Produce(batch, new(keys.CallNumber), new(Produced))
 		require.NoError(r, err)
 		r.end()
 		batch = batch[:0]

@@ -91,7 +91,7 @@ func (tm *times) trim() {
 // REQUIRES: the group has scheduled no task, and moved no scheduled one: the cursors take the state
 // on disk.
 func (s *State) promoteDue() {
-	until := min(s.Wall, s.periods.now)
+	until := min(s.Wall, s.periods.Now)
 	reached := s.promoteFrom(s.Times.firstScheduled(), until)
 	s.Times.nextDue.raise(reached)
 	s.Times.nextWait.raise(reached)
@@ -99,10 +99,10 @@ func (s *State) promoteDue() {
 		return
 	}
 	later := &s.Times.nextWait
-	if s.Wall > s.periods.now {
+	if s.Wall > s.periods.Now {
 		later = &s.Times.nextDue
 	}
-	*later = s.promoteFrom(*later, max(s.Wall, s.periods.now))
+	*later = s.promoteFrom(*later, max(s.Wall, s.periods.Now))
 }
 
 // promoteFrom moves on the tasks that are due, of the entries from a position up to a time. It
@@ -134,7 +134,7 @@ func (s *State) promoteFrom(from dueCursor, until uint64) (reached dueCursor) {
 		if err != nil {
 			return false, err
 		}
-		if head.IsWait(due) && due > s.periods.now || !head.IsWait(due) && due > s.Wall {
+		if head.IsWait(due) && due > s.periods.Now || !head.IsWait(due) && due > s.Wall {
 			return true, nil
 		}
 		l, err := s.Names.laneNumbered(number)
@@ -155,7 +155,7 @@ func (s *State) promote(key []byte, due uint64, id keys.ID, l *Lane, head *recor
 	s.Names.touch(l.queue)
 	passed := s.Wall - min(s.Wall, due)
 	if head.IsWait(due) {
-		passed = s.periods.now - due
+		passed = s.periods.Now - due
 	}
-	s.enter(l, s.mint.sinceAgo(passed), id, head, rec)
+	s.enter(l, s.mint.SinceAgo(passed), id, head, rec)
 }

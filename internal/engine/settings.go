@@ -273,13 +273,13 @@ func grantedKey(queue string) []byte { return append([]byte{keys.Granted}, queue
 
 // noteGrant is called for a lease of a queue that has a rate.
 func (ns *names) noteGrant(q *Queue) {
-	if now := ns.periods.now; q.granted == noGrant || now-q.granted >= grantEvery {
+	if now := ns.periods.Now; q.granted == noGrant || now-q.granted >= grantEvery {
 		ns.storeGrant(q, now)
 	}
 }
 
 func (ns *names) storeGrant(q *Queue, at uint64) {
-	ns.periods.made = true
+	ns.periods.Made = true
 	q.granted = at
 	ns.Group.Set(grantedKey(q.Name), keys.AppendNumber(ns.value[:0], at))
 }
@@ -290,7 +290,7 @@ func (ns *names) SinceGrant(q *Queue) uint64 {
 	if q.granted == noGrant {
 		return Never
 	}
-	return ns.periods.now - min(q.granted, ns.periods.now)
+	return ns.periods.Now - min(q.granted, ns.periods.Now)
 }
 
 // followRate is called when the settings of a queue have changed.
@@ -311,7 +311,7 @@ func (ns *names) followRate(q *Queue, before *Settings) {
 func (ns *names) loadGrants() error {
 	for _, q := range ns.settled.queues.All() {
 		if q != nil && q.Settings.Rate > 0 {
-			q.granted = ns.periods.now
+			q.granted = ns.periods.Now
 			ns.ungranted = append(ns.ungranted, q)
 		}
 	}
@@ -322,7 +322,7 @@ func (ns *names) loadGrants() error {
 			return fmt.Errorf("%w: last grant of queue %q: %w", base.ErrCorrupt, key[1:], err)
 		}
 		if q := ns.Queues[string(key[1:])]; q != nil && q.Settings.Rate > 0 {
-			q.granted, known[q] = min(at, ns.periods.now), true
+			q.granted, known[q] = min(at, ns.periods.Now), true
 		}
 		return nil
 	})

@@ -117,7 +117,7 @@ func (s *State) Seal() {
 	for _, m := range s.Ties.caches() {
 		m.Seal(&s.Group.Writes)
 	}
-	s.Mail.sessions.seal(&s.Group)
+	s.Mail.Sessions.Seal(&s.Group.Writes)
 	s.Mail.out.seal(&s.Group)
 	s.Names.sealGrants()
 	s.Times.sealPeriodClock()
@@ -126,7 +126,7 @@ func (s *State) Seal() {
 	s.Leases.storeLeaseClock() // the group may have granted the first leases
 	s.Names.noteTouched()
 	s.Times.dropEmpty()
-	s.Group.seal(s.mint.clock)
+	s.Group.seal(s.mint.Clock)
 }
 
 // Tidy limits the memory once the group has persisted.
@@ -173,7 +173,7 @@ func (s *State) Begin(start Start) {
 
 // agreed returns the wall clock on which the nodes of a cluster agree, ms; 0: it is not known.
 func (r *round) agreed() uint64 {
-	if r.Ahead == Never && r.mint.clock == 0 { // there is nothing to go on with
+	if r.Ahead == Never && r.mint.Clock == 0 { // there is nothing to go on with
 		return r.Wall
 	}
 	return r.Wall - min(r.Ahead, r.Wall)
@@ -181,7 +181,7 @@ func (r *round) agreed() uint64 {
 
 // Clock returns the clocks of the shard.
 func (r *round) Clock() store.Clock {
-	c := store.Clock{Wall: r.agreed(), Stamps: r.time(), Periods: r.periods.now, Sets: r.mint.sets}
+	c := store.Clock{Wall: r.agreed(), Stamps: r.mint.Now(), Periods: r.periods.Now, Sets: r.mint.Sets}
 	if c.Wall == 0 {
 		c.Wall = c.Periods
 	}
@@ -190,9 +190,9 @@ func (r *round) Clock() store.Clock {
 
 func (s *State) tick(uptime uint64) {
 	agreed := s.agreed()
-	s.mint.tick(agreed, uptime)
-	s.periods.tick(agreed, uptime)
-	s.Names.totals.today = uint32(s.mint.time / dayMillis)
+	s.mint.Tick(agreed, uptime)
+	s.periods.Tick(agreed, uptime)
+	s.Names.totals.today = uint32(s.mint.Time / dayMillis)
 }
 
 // Refill reads the ready tasks into memory that claims need next, as far as one pass goes.
@@ -265,7 +265,7 @@ func (s *State) forgetIdle() {
 	for idle := s.Names.ready.Idle(); idle != nil; idle = s.Names.ready.Idle() {
 		l := s.Names.laneOf(idle)
 		s.Names.dropLane(l)
-		s.Names.catalogue.formerLanes.add(formerLane{l.queue.Number, laneName{l.Tenant, l.Priority}}, l.number, s.Names.formerMost())
+		s.Names.catalogue.formerLanes.Add(formerLane{l.queue.Number, laneName{l.Tenant, l.Priority}}, l.number, s.Names.formerMost())
 	}
 	s.forgetQueues()
 }

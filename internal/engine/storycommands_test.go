@@ -212,7 +212,7 @@ func (w *world) task(a args, batch []string, parent bool) NewTask {
 
 // produce produces tasks, and names them. With call=life/seq/low before them, a node produces them.
 func (w *world) produce(_ args, words []string) {
-	var call CallNumber
+	var call keys.CallNumber
 	if len(words) > 0 && strings.HasPrefix(words[0], "call=") {
 		_, err := fmt.Sscanf(words[0], "call=%d/%d/%d", &call.Incarnation, &call.Seq, &call.Low)
 		require.NoError(w.t, err)

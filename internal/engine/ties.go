@@ -122,14 +122,14 @@ func (ti *ties) isHolderMoving(hash [keys.UniqueLen]byte, id keys.ID) bool {
 }
 
 // takeKey gives a free key to a task, for its time from now on.
-func (ti *ties) takeKey(id keys.ID, t *record.Ties) { ti.takeKeyFrom(id, t, ti.periods.now) }
+func (ti *ties) takeKey(id keys.ID, t *record.Ties) { ti.takeKeyFrom(id, t, ti.periods.Now) }
 
 // takeKeyFrom is takeKey for its time from a moment on, but not before the one in the ID: endKey
 // relies on it.
 func (ti *ties) takeKeyFrom(id keys.ID, t *record.Ties, from uint64) {
 	v := keys.UniqueValue{ID: id}
 	if t.UniqueFor != 0 { // freeKeys looks at it once its time has passed, even if that is now
-		ti.periods.made = true
+		ti.periods.Made = true
 		v.Until = keys.KeyUntil(id, from, t.UniqueFor)
 		ti.scratch = keys.AppendFreed(ti.scratch[:0], v.Until, t.Unique)
 		ti.Group.Set(ti.scratch, nil)
@@ -150,7 +150,7 @@ func (ti *ties) freeKey(hash [keys.UniqueLen]byte, v keys.UniqueValue) {
 // key's time there is nothing to do, unless the end releases the key: freeKeys will find that the
 // task has ended.
 func (ti *ties) endKey(id keys.ID, t *record.Ties, release uint8) {
-	if t.Flags&release == 0 && t.UniqueFor != 0 && keys.KeyUntil(id, 0, t.UniqueFor) > ti.periods.now {
+	if t.Flags&release == 0 && t.UniqueFor != 0 && keys.KeyUntil(id, 0, t.UniqueFor) > ti.periods.Now {
 		return
 	}
 	if t.Flags&record.HoldsKey != 0 && t.UniqueFor == 0 {
@@ -193,7 +193,7 @@ func (ti *ties) freeKeys() {
 		} else if lives {
 			v.Until = 0
 			ti.uniques.Put(hash, v)
-			ti.periods.made = true
+			ti.periods.Made = true
 			l, err := ti.names.laneNumbered(keys.LaneOf(v.ID))
 			if err != nil {
 				return false, err

@@ -34,9 +34,9 @@ type Produced struct {
 }
 
 // Produce takes in tasks, all or none. A call that was decided before has the same outcome again.
-func (s *State) Produce(tasks []NewTask, call *CallNumber, out *Produced) (Verdict, error) {
+func (s *State) Produce(tasks []NewTask, call *keys.CallNumber, out *Produced) (Verdict, error) {
 	if call.Seq != 0 {
-		if done, err := s.Mail.sessions.outcome(call); err != nil {
+		if done, err := s.Mail.Sessions.Outcome(call); err != nil {
 			return Decided, err
 		} else if done != nil {
 			out.IDs = append(out.IDs, done.IDs...)
@@ -52,7 +52,7 @@ func (s *State) Produce(tasks []NewTask, call *CallNumber, out *Produced) (Verdi
 	}
 	out.IDs, out.Duplicates = s.admitAll(tasks, out.IDs, out.Duplicates)
 	if call.Seq != 0 {
-		s.Mail.sessions.note(call, out.IDs, out.Duplicates)
+		s.Mail.Sessions.Note(call, out.IDs, out.Duplicates)
 	}
 	return Decided, nil
 }

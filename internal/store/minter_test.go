@@ -1,4 +1,4 @@
-package engine
+package store
 
 import (
 	"bytes"
@@ -13,7 +13,6 @@ import (
 	"pgregory.net/rapid"
 
 	"codeq/internal/keys"
-	"codeq/internal/store"
 )
 
 // timeOf is the time of an ID, ms.
@@ -22,17 +21,17 @@ func timeOf(id keys.ID) int64 { return int64(keys.SinceMillis(keys.SinceOf(id)))
 // TestMintedTime: an ID has the time of its shard's clock.
 func TestMintedTime(t *testing.T) {
 	now := time.Now().UnixMilli()
-	require.Equal(t, now, timeOf(testMinter(0, 1).at(uint64(now)).id(1)))
-	require.EqualValues(t, int64(1<<48-1), timeOf(testMinter(0, 1).at(1<<48-1).id(1)), "the last that there is room for")
+	require.Equal(t, now, timeOf(testMinter(0, 1).at(uint64(now)).ID(1)))
+	require.EqualValues(t, int64(1<<48-1), timeOf(testMinter(0, 1).at(1<<48-1).ID(1)), "the last that there is room for")
 }
 
-func testMinter(shard, shards int) *minter {
-	return &minter{rand: rand.New(rand.NewPCG(1, 2)), shard: shard, shards: shards}
+func testMinter(shard, shards int) *Minter {
+	return &Minter{Rand: rand.New(rand.NewPCG(1, 2)), shard: shard, shards: shards}
 }
 
 // at sets the wall clock, while the monotonic clock stands.
-func (m *minter) at(wall uint64) *minter {
-	m.tick(wall, m.read)
+func (m *Minter) at(wall uint64) *Minter {
+	m.Tick(wall, m.read)
 	return m
 }
 
@@ -59,18 +58,18 @@ func TestMinterIncreases(t *testing.T) {
 			ahead := wall > latest
 			latest = max(latest, wall)
 			if rapid.Bool().Draw(t, "a number in between") {
-				n := m.at(wall).next()
+				n := m.at(wall).Next()
 				require.Greater(t, n, lastNumber)
 				lastNumber = n
 			}
-			id := m.at(wall).id(1)
+			id := m.at(wall).ID(1)
 			require.Positive(t, bytes.Compare(id[:], last[:]))
 			require.Greater(t, keys.SinceOf(id), keys.SinceOf(last), "without a look at what is random")
-			require.Greater(t, m.clock, lastNumber)
+			require.Greater(t, m.Clock, lastNumber)
 			if ahead {
 				require.EqualValues(t, wall, timeOf(id))
 			}
-			last, lastNumber = id, m.clock
+			last, lastNumber = id, m.Clock
 		}
 	})
 }
@@ -82,19 +81,19 @@ func TestMinterWithinAMillisecond(t *testing.T) {
 	m := testMinter(0, 1)
 	var last keys.ID
 	for i := range 3 << clockShift {
-		id := m.at(wall).id(1)
+		id := m.at(wall).ID(1)
 		require.Positive(t, bytes.Compare(id[:], last[:]), "keys.ID %d", i)
 		require.EqualValues(t, wall+i>>clockShift, timeOf(id))
 		last = id
 	}
 }
 
-// TestMinterResumes: a minter that begins with the clock of another goes on after it.
+// TestMinterResumes: a Minter that begins with the clock of another goes on after it.
 func TestMinterResumes(t *testing.T) {
 	m := testMinter(0, 1)
-	first := m.at(5000).id(1)
-	next := &minter{clock: m.clock, rand: m.rand, shards: 1}
-	second := next.at(4000).id(1)
+	first := m.at(5000).ID(1)
+	next := &Minter{Clock: m.Clock, Rand: m.Rand, shards: 1}
+	second := next.at(4000).ID(1)
 	require.Positive(t, bytes.Compare(second[:], first[:]))
 }
 
@@ -116,27 +115,27 @@ func TestMinterSetBack(t *testing.T) {
 			case 1:
 				wall += 3 * hour
 			case 2: // a new process
-				m = &minter{clock: m.clock, rand: m.rand, shards: 1}
+				m = &Minter{Clock: m.Clock, Rand: m.Rand, shards: 1}
 			}
-			before, half := m.time, min(passed/2, m.time-min(shown, m.time))
-			m.tick(wall, now)
+			before, half := m.Time, min(passed/2, m.Time-min(shown, m.Time))
+			m.Tick(wall, now)
 			shown = wall
-			require.GreaterOrEqual(t, m.time, wall)
-			require.GreaterOrEqual(t, m.time, last)
-			require.LessOrEqual(t, m.time, max(wall, last, before+passed-half+1))
+			require.GreaterOrEqual(t, m.Time, wall)
+			require.GreaterOrEqual(t, m.Time, last)
+			require.LessOrEqual(t, m.Time, max(wall, last, before+passed-half+1))
 			late := rapid.SampledFrom([]uint64{0, 1, hour}).Draw(t, "late")
-			require.Equal(t, m.time-late, keys.SinceMillis(m.sinceAgo(late)))
-			place := keys.SinceMillis(m.since())
-			require.Equal(t, m.time, place)
+			require.Equal(t, m.Time-late, keys.SinceMillis(m.SinceAgo(late)))
+			place := keys.SinceMillis(m.Since())
+			require.Equal(t, m.Time, place)
 			last = place
 			if rapid.Bool().Draw(t, "mint") {
-				last = max(last, uint64(timeOf(m.id(1))))
+				last = max(last, uint64(timeOf(m.ID(1))))
 				require.GreaterOrEqual(t, last, place)
 			}
 		}
 		now, wall = now+100_000*hour, wall+100_000*hour
-		m.tick(wall, now)
-		require.Equal(t, wall, m.time)
+		m.Tick(wall, now)
+		require.Equal(t, wall, m.Time)
 	})
 }
 
@@ -147,16 +146,16 @@ func TestMintedIDs(t *testing.T) {
 		shards := rapid.IntRange(1, 256).Draw(t, "shards")
 		shard := rapid.IntRange(0, shards-1).Draw(t, "shard")
 		m := testMinter(shard, shards)
-		m.clock = rapid.Uint64Range(0, 1<<60-100).Draw(t, "clock")
+		m.Clock = rapid.Uint64Range(0, 1<<60-100).Draw(t, "clock")
 		wall := rapid.Uint64Range(0, 1<<48-1).Draw(t, "wall")
 		for _, lane := range []uint32{0, 1, rapid.Uint32Range(0, keys.MaxLane).Draw(t, "lane"), keys.MaxLane} {
-			id := m.at(wall).id(lane)
+			id := m.at(wall).ID(lane)
 			require.EqualValues(t, 7, id[6]>>4, "version of %s", id)
 			require.EqualValues(t, 2, id[8]>>6, "variant of %s", id)
 			require.Equal(t, lane, keys.LaneOf(id))
 			require.True(t, keys.IsFirstPlace(keys.SinceOf(id)))
-			require.Equal(t, m.clock&(1<<clockShift-1), keys.SinceOf(id)&(1<<clockShift-1), "counter")
-			require.Equal(t, m.clock>>clockShift, keys.SinceMillis(keys.SinceOf(id)))
+			require.Equal(t, m.Clock&(1<<clockShift-1), keys.SinceOf(id)&(1<<clockShift-1), "counter")
+			require.Equal(t, m.Clock>>clockShift, keys.SinceMillis(keys.SinceOf(id)))
 			require.Equal(t, shard, keys.ShardOf(id, shards))
 		}
 	})
@@ -172,7 +171,7 @@ func TestRouting(t *testing.T) {
 	}
 	for shards := 1; shards <= 256; shards++ {
 		for shard := range shards {
-			id := testMinter(shard, shards).at(uint64(shards)).id(1)
+			id := testMinter(shard, shards).at(uint64(shards)).ID(1)
 			require.Equal(t, shard, route(id, shards), "shards %d", shards)
 			require.Equal(t, shard, keys.ShardOf(id, shards), "shards %d", shards)
 		}
@@ -188,8 +187,8 @@ func TestRouting(t *testing.T) {
 func TestIDsDiffer(t *testing.T) {
 	seen := make(map[keys.ID]bool)
 	for seed := range uint64(100) {
-		m := minter{rand: rand.New(rand.NewPCG(seed, 0)), shard: 3, shards: 4}
-		seen[m.at(1).id(1)] = true
+		m := Minter{Rand: rand.New(rand.NewPCG(seed, 0)), shard: 3, shards: 4}
+		seen[m.at(1).ID(1)] = true
 	}
 	require.Len(t, seen, 100)
 }
@@ -197,7 +196,7 @@ func TestIDsDiffer(t *testing.T) {
 // lives are successive processes of a shard, with a wall clock ahead of the true time, or behind
 // it.
 type lives struct {
-	minter
+	Minter
 	uptime, now uint64 // now is the true time, ms
 	ahead       int64  // ms
 	stamps      []madeAt
@@ -207,7 +206,7 @@ type lives struct {
 type madeAt struct{ stamp, at uint64 }
 
 func newLives() *lives {
-	l := &lives{minter: *testMinter(0, 1), now: 1 << 40}
+	l := &lives{Minter: *testMinter(0, 1), now: 1 << 40}
 	l.pass(0)
 	return l
 }
@@ -218,28 +217,28 @@ func (l *lives) wall() uint64 { return uint64(int64(l.now) + l.ahead) }
 func (l *lives) pass(d time.Duration) {
 	l.now += uint64(d.Milliseconds())
 	l.uptime += uint64(d.Milliseconds())
-	l.tick(l.wall(), l.uptime)
-	l.stamps = append(l.stamps, madeAt{l.next() >> clockShift, l.now})
+	l.Tick(l.wall(), l.uptime)
+	l.stamps = append(l.stamps, madeAt{l.Next() >> clockShift, l.now})
 }
 
 // set sets the wall clock: it is ahead of the true time from then on.
 func (l *lives) set(ahead time.Duration) {
 	l.ahead = ahead.Milliseconds()
-	l.tick(l.wall(), l.uptime)
+	l.Tick(l.wall(), l.uptime)
 }
 
 // reopen ends the process. The next one begins after some time, with a wall clock that is ahead.
 func (l *lives) reopen(after, ahead time.Duration) {
 	next := testMinter(0, 1)
-	next.clock, next.sets = l.clock, l.sets
-	l.minter, l.ahead, l.uptime = *next, ahead.Milliseconds(), 0
+	next.Clock, next.Sets = l.Clock, l.Sets
+	l.Minter, l.ahead, l.uptime = *next, ahead.Milliseconds(), 0
 	l.now += uint64(after.Milliseconds())
 	l.pass(0)
 }
 
 // shownAge is the shown age of a stamp.
 func (l *lives) shownAge(stamp uint64) time.Duration {
-	c := store.Clock{Wall: l.wall(), Stamps: max(l.time, l.clock>>clockShift), Sets: l.sets}
+	c := Clock{Wall: l.wall(), Stamps: max(l.Time, l.Clock>>clockShift), Sets: l.Sets}
 	shown, _ := c.ByWall(stamp)
 	return time.Duration(int64(l.wall()-shown)) * time.Millisecond
 }
@@ -264,7 +263,7 @@ func TestAgesWithSetClocks(t *testing.T) {
 							if how == "restart" { // the time without an open shard is unknown
 								but += age / 10
 							}
-							require.InDelta(t, age.Seconds(), l.shownAge(s.stamp).Seconds(), but.Seconds(), "stamp %d of %v: age %v, clocks %v", i, len(l.stamps), age, l.sets)
+							require.InDelta(t, age.Seconds(), l.shownAge(s.stamp).Seconds(), but.Seconds(), "stamp %d of %v: age %v, clocks %v", i, len(l.stamps), age, l.Sets)
 						}
 					}
 					steps(0)
@@ -318,15 +317,15 @@ func TestAgesGrow(t *testing.T) {
 				d := some("passes")
 				l.pass(d)
 				for i, age := range before {
-					require.InDelta(t, (age + d).Seconds(), l.shownAge(l.stamps[i].stamp).Seconds(), 2.1+d.Seconds()/1000, "stamp %d, clocks %v", i, l.sets)
+					require.InDelta(t, (age + d).Seconds(), l.shownAge(l.stamps[i].stamp).Seconds(), 2.1+d.Seconds()/1000, "stamp %d, clocks %v", i, l.Sets)
 				}
 			}
 			last := uint64(0)
 			for i, s := range l.stamps {
-				require.GreaterOrEqual(t, l.shownAge(s.stamp), -store.UsualLead*time.Millisecond)
-				require.GreaterOrEqual(t, l.made(s.stamp), last, "stamp %d, clocks %v", i, l.sets)
+				require.GreaterOrEqual(t, l.shownAge(s.stamp), -UsualLead*time.Millisecond)
+				require.GreaterOrEqual(t, l.made(s.stamp), last, "stamp %d, clocks %v", i, l.Sets)
 				last = l.made(s.stamp)
-				ahead, behind := l.sets.Most()
+				ahead, behind := l.Sets.Most()
 				require.LessOrEqual(t, s.stamp, l.made(s.stamp)+ahead)
 				require.LessOrEqual(t, l.made(s.stamp), s.stamp+behind)
 			}
