@@ -42,7 +42,7 @@ func (t *Sessions) Outcome(c *keys.CallNumber) (done *keys.SessionCall, err erro
 	case v == nil || c.Incarnation > v.Incarnation:
 		return nil, nil
 	case c.Incarnation < v.Incarnation || v.Gone != 0:
-		return nil, &keys.IncarnationOverError{c.Node, v.Incarnation}
+		return nil, &keys.IncarnationOverError{Node: c.Node, Latest: v.Incarnation}
 	case c.Seq < v.Low:
 		return nil, fmt.Errorf("%w: produce %d of node %s is one whose outcome is forgotten", base.ErrUncertain, c.Seq, c.Node)
 	}

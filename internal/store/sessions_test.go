@@ -32,7 +32,7 @@ func TestSessionTable(t *testing.T) {
 	table.Note(&later, []keys.ID{{9}}, nil)
 	require.Len(t, table.byNode["n"].Calls, 1)
 	_, err = table.Outcome(&three)
-	require.Equal(t, &keys.IncarnationOverError{"n", 6}, err)
+	require.Equal(t, &keys.IncarnationOverError{Node: "n", Latest: 6}, err)
 	require.ErrorIs(t, err, base.ErrNotMember)
 	require.NotErrorIs(t, err, base.ErrUncertain)
 	v, err := keys.ParseSession(table.byNode["n"].Append(nil))
