@@ -1,7 +1,6 @@
 package failstop
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/binary"
 	"errors"
@@ -9,8 +8,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"os/exec"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -24,14 +21,6 @@ import (
 	"codeq/internal/crashfs"
 	"codeq/internal/testbase"
 )
-
-func TestMain(m *testing.M) {
-	if dir := os.Getenv(childDirEnv); dir != "" {
-		runChild(dir, os.Getenv(childModeEnv))
-		return
-	}
-	os.Exit(m.Run())
-}
 
 // logsAtClose returns base with a sync of each log at its close.
 func logsAtClose(base vfs.FS) vfs.FS { return SyncLogsAtClose(base, new(LogSyncs)) }
@@ -324,132 +313,6 @@ func TestPebbleUsesLogsAsExpected(t *testing.T) {
 
 	require.NoError(t, db.Close())
 	require.Equal(t, []string{"syncdata db/000004.log", "close db/000004.log"}, logOps())
-}
-
-const (
-	childDirEnv  = "WALFS_TEST_CHILD_DIR"
-	childModeEnv = "WALFS_TEST_CHILD_MODE"
-
-	modeWrapped = "wrapped" // SyncLogsAtClose and pebble.Sync
-	modeNoSync  = "nosync"  // neither
-
-	childWriters = 4
-	noSyncKeys   = 100
-)
-
-// runChild writes keys of several writers, each in order, and prints "writer number" after each
-// acknowledgement, until a kill or the end of its parent.
-func runChild(dir, mode string) {
-	fs, write := logsAtClose(vfs.Default), pebble.Sync
-	if mode == modeNoSync {
-		fs, write = vfs.Default, pebble.NoSync
-	}
-	db, err := pebble.Open(dir, logOptions(fs))
-	if err != nil {
-		panic(err)
-	}
-	for w := range childWriters {
-		go func() {
-			next := len(childKeys(db, w))
-			for i := next; mode != modeNoSync || i < next+noSyncKeys; i++ {
-				if err := db.Set(childKey(w, i), logValue(i), write); err != nil {
-					panic(err)
-				}
-				fmt.Fprintln(os.Stdout, w, i)
-			}
-		}()
-	}
-	_, _ = io.Copy(io.Discard, os.Stdin)
-}
-
-func childKey(w, i int) []byte { return append([]byte{byte(w)}, logKey(i)...) }
-
-// childKeys returns the numbers found of writer w.
-func childKeys(db *pebble.DB, w int) []int {
-	it, err := db.NewIter(&pebble.IterOptions{
-		LowerBound: []byte{byte(w)}, UpperBound: []byte{byte(w + 1)},
-	})
-	if err != nil {
-		panic(err)
-	}
-	var found []int
-	for it.First(); it.Valid(); it.Next() {
-		found = append(found, int(binary.BigEndian.Uint64(it.Key()[1:])))
-	}
-	if err := it.Close(); err != nil {
-		panic(err)
-	}
-	return found
-}
-
-// killChild runs a child, kills it after n acknowledged keys, and returns the number of
-// acknowledged keys of each writer at that time.
-func killChild(t *testing.T, dir, mode string, n int) (acked [childWriters]int) {
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), childDirEnv+"="+dir, childModeEnv+"="+mode)
-	cmd.Stderr = os.Stderr
-	_, err := cmd.StdinPipe()
-	require.NoError(t, err)
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	defer cmd.Process.Kill()
-
-	lines := 0
-	for in := bufio.NewScanner(out); in.Scan(); { // beyond the kill, to the end of the pipe
-		w, i, ok := strings.Cut(in.Text(), " ")
-		require.True(t, ok, in.Text())
-		writer, err := strconv.Atoi(w)
-		require.NoError(t, err)
-		number, err := strconv.Atoi(i)
-		require.NoError(t, err)
-		acked[writer] = number + 1
-		if lines++; lines == n {
-			require.NoError(t, cmd.Process.Kill())
-		}
-	}
-	_ = cmd.Wait() // "signal: killed"
-	require.GreaterOrEqual(t, lines, n, "the child ended by itself")
-	return acked
-}
-
-func TestKilledProcessLosesNothing(t *testing.T) {
-	dir := t.TempDir()
-	for round := range 5 {
-		acked := killChild(t, dir, modeWrapped, 2000+round*777)
-		db, err := pebble.Open(dir, logOptions(logsAtClose(vfs.Default)))
-		require.NoError(t, err)
-		for w := range childWriters {
-			found := childKeys(db, w)
-			for i, number := range found {
-				require.Equal(t, i, number, "round %d, writer %d: gap", round, w)
-			}
-			require.GreaterOrEqual(t, len(found), acked[w], "round %d, writer %d", round, w)
-			require.LessOrEqual(t, len(found), acked[w]+1, "round %d, writer %d", round, w)
-		}
-		require.NoError(t, db.Close())
-	}
-}
-
-// TestKilledProcessLosesNoSync shows that killChild finds lost keys. A flush loop that is awake by
-// chance writes NoSync commits as well. Therefore the test has several rounds.
-func TestKilledProcessLosesNoSync(t *testing.T) {
-	for range 10 {
-		dir := t.TempDir()
-		acked := killChild(t, dir, modeNoSync, childWriters*noSyncKeys)
-		db, err := pebble.Open(dir, logOptions(vfs.Default))
-		require.NoError(t, err)
-		lost := 0
-		for w := range childWriters {
-			lost += acked[w] - len(childKeys(db, w))
-		}
-		require.NoError(t, db.Close())
-		if lost > 0 {
-			t.Logf("lost %d of %d", lost, childWriters*noSyncKeys)
-			return
-		}
-	}
-	t.Fatal("no acknowledged key was lost")
 }
 
 // image is a disk after a power loss. The keys on it are a gapless prefix of those written, of min

@@ -44,8 +44,7 @@ func requireEnded(t *testing.T, c net.Conn) {
 // TestBoundOfCalls: calls of a connection beyond the bound are refused, until the answers of others
 // are written.
 func TestBoundOfCalls(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		waiting := make(chan *Request, 10)
 		nw.bounded(t, Bounds{Calls: 3}, func(r *Request) { waiting <- r })
 		a := nw.node(t, "a", nil)
@@ -77,8 +76,7 @@ func TestBoundOfCalls(t *testing.T) {
 // TestBoundOfBodies: a request that announces a body beyond the bound ends its connection. No more
 // large bodies are read at a time than the bound allows.
 func TestBoundOfBodies(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		waiting := make(chan *Request, 10)
 		nw.bounded(t, Bounds{Body: 1 << 20, Large: 2}, func(r *Request) { waiting <- r })
 		c := nw.connect(t, "b")
@@ -124,8 +122,7 @@ func TestBoundOfBodies(t *testing.T) {
 // the node reads no more requests. After a Timeout the connection ends, and all its requests with
 // it.
 func TestSlowReader(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		var served, sent atomic.Int64
 		nw.bounded(t, Bounds{Queued: 1 << 20, Idle: time.Hour}, func(r *Request) {
 			served.Add(1)
@@ -156,8 +153,7 @@ func TestSlowReader(t *testing.T) {
 // TestIdleConnection: an idle connection ends, but not while a call waits for an answer. The next
 // call opens another connection.
 func TestIdleConnection(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		waiting := make(chan *Request, 10)
 		nw.bounded(t, Bounds{Queued: 1 << 20, Idle: time.Minute}, func(r *Request) { waiting <- r })
 		a := nw.node(t, "a", nil)

@@ -30,8 +30,7 @@ func requireLost(t *testing.T, err error) {
 }
 
 func TestCallsAreHandledInOrderAndAnsweredInAny(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		var requests []*Request // of one reader; read while no goroutine runs
 		nw.node(t, "b", func(r *Request) { requests = append(requests, r) })
 		a := nw.node(t, "a", nil)
@@ -59,8 +58,7 @@ func TestCallsAreHandledInOrderAndAnsweredInAny(t *testing.T) {
 }
 
 func TestManyCallersBothWays(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		names := []string{"a", "b"}
 		nodes := []*Node{nw.node(t, "a", echo), nw.node(t, "b", func(r *Request) { go r.Reply(r.Body) })}
 		var callers sync.WaitGroup
@@ -81,8 +79,7 @@ func TestManyCallersBothWays(t *testing.T) {
 }
 
 func TestEmptyBody(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		nw.node(t, "b", echo)
 		reply, err := nw.node(t, "a", nil).Call(t.Context(), at("b"), 1, nil)
 		require.NoError(t, err)
@@ -91,8 +88,7 @@ func TestEmptyBody(t *testing.T) {
 }
 
 func TestFailTravels(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		nw.node(t, "b", func(r *Request) { r.Fail(7, "no such queue") })
 		a := nw.node(t, "a", nil)
 		_, err := a.Call(t.Context(), at("b"), 1, nil)
@@ -104,8 +100,7 @@ func TestFailTravels(t *testing.T) {
 }
 
 func TestFirstAnswerCounts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		nw.node(t, "b", func(r *Request) {
 			r.Reply([]byte("first"))
 			r.Reply([]byte("second"))
@@ -125,8 +120,7 @@ func TestFirstAnswerCounts(t *testing.T) {
 }
 
 func TestLargeBodies(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		nw.node(t, "b", echo)
 		a := nw.node(t, "a", nil)
 		for _, size := range []int{trusted, trusted + 1, 3 * trusted, writeChunk, 9<<20 + 1} {
@@ -142,9 +136,8 @@ func TestLargeBodies(t *testing.T) {
 }
 
 func TestTooLarge(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	inNetwork(t, func(t *testing.T, nw *network) {
 		huge := make([]byte, MaxBody+1) // never touched
-		nw := newNetwork()
 		nw.node(t, "b", func(r *Request) { r.Reply(huge) })
 		a := nw.node(t, "a", nil)
 		_, err := a.Call(t.Context(), at("b"), 1, huge)
@@ -157,8 +150,7 @@ func TestTooLarge(t *testing.T) {
 }
 
 func TestCancelReachesTheHandler(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		var canceled []string
 		var requests []*Request
 		nw.node(t, "b", func(r *Request) {
@@ -197,8 +189,7 @@ func TestCancelReachesTheHandler(t *testing.T) {
 }
 
 func TestEndOfConnectionCancels(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		canceled := 0
 		var request *Request
 		nw.node(t, "b", func(r *Request) {
@@ -226,8 +217,7 @@ func TestEndOfConnectionCancels(t *testing.T) {
 }
 
 func TestLossOfConnection(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		seen := 0
 		b := nw.node(t, "b", func(r *Request) { seen++ })
 		a := nw.node(t, "a", nil)
@@ -249,8 +239,7 @@ func TestLossOfConnection(t *testing.T) {
 // A peer that reads nothing blocks the writer in the first frame. It has certainly not seen the
 // later frames.
 func TestQueuedCallsAreNotSent(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		nw.fake(t, "b", func(net.Conn) { time.Sleep(time.Hour) })
 		a := nw.node(t, "a", nil)
 		handed := goCall(t.Context(), a, "b", nil)
@@ -266,8 +255,7 @@ func TestQueuedCallsAreNotSent(t *testing.T) {
 
 // The peer cannot have seen a frame if a part of it was never written to the connection.
 func TestIncompleteFrameIsNotSent(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		nw.fake(t, "b", func(c net.Conn) { _, _ = io.CopyN(io.Discard, c, writeChunk/2) })
 		a := nw.node(t, "a", nil)
 		_, err := a.Call(t.Context(), at("b"), 1, make([]byte, 2*writeChunk))
@@ -276,8 +264,7 @@ func TestIncompleteFrameIsNotSent(t *testing.T) {
 }
 
 func TestCallsWaitForRoom(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		read := make(chan struct{})
 		frames := 0
 		nw.fake(t, "b", func(c net.Conn) {
@@ -311,8 +298,7 @@ func TestCallsWaitForRoom(t *testing.T) {
 }
 
 func TestOneDialForAllCallers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		nw.delay = time.Second
 		nw.node(t, "b", echo)
 		a := nw.node(t, "a", nil)
@@ -334,8 +320,7 @@ func TestOneDialForAllCallers(t *testing.T) {
 }
 
 func TestBackoffAfterFailedDials(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		a := nw.node(t, "a", nil)
 		begin := time.Now()
 		var dialed []time.Duration
@@ -368,8 +353,7 @@ func TestBackoffAfterFailedDials(t *testing.T) {
 }
 
 func TestSilentPeer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		nw.fake(t, "b", func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
 		a := nw.node(t, "a", nil)
 		begin := time.Now()
@@ -381,8 +365,7 @@ func TestSilentPeer(t *testing.T) {
 }
 
 func TestSlowHandlerIsNotSilent(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		nw.node(t, "b", func(r *Request) { time.AfterFunc(100*testTimeout, func() { r.Reply(nil) }) })
 		a := nw.node(t, "a", nil)
 		begin := time.Now()
@@ -393,8 +376,7 @@ func TestSlowHandlerIsNotSilent(t *testing.T) {
 }
 
 func TestIdleConnectionHasNoTimer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		nw.node(t, "b", echo)
 		a := nw.node(t, "a", nil)
 		for range 3 {
@@ -428,8 +410,7 @@ func (c slowConn) Read(p []byte) (int, error) {
 func TestSlowNetworkIsNotSilent(t *testing.T) {
 	for _, slow := range []string{"there", "back"} {
 		t.Run(slow, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				nw := newNetwork()
+			inNetwork(t, func(t *testing.T, nw *network) {
 				nw.wrap = func(d, a net.Conn) (net.Conn, net.Conn) {
 					if slow == "back" {
 						return slowConn{d}, a
@@ -461,8 +442,7 @@ func TestProtocolViolations(t *testing.T) {
 		"a ping with a body":         appendFrame(nil, framePing, 0, 1, []byte("x")),
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				nw := newNetwork()
+			inNetwork(t, func(t *testing.T, nw *network) {
 				n := nw.node(t, "b", func(*Request) {})
 				c := nw.connect(t, "b")
 				_, err := c.Write(frames)
@@ -473,8 +453,7 @@ func TestProtocolViolations(t *testing.T) {
 			})
 		})
 	}
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		nw.fake(t, "b", func(c net.Conn) {
 			go io.Copy(io.Discard, c)
 			_, _ = c.Write(request)
@@ -487,8 +466,7 @@ func TestProtocolViolations(t *testing.T) {
 }
 
 func TestCloseWithCallsUnderWay(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		nw.node(t, "b", func(*Request) {})
 		nw.fake(t, "hangs", func(net.Conn) { time.Sleep(time.Hour) })
 		nw.listen("never accepts")
@@ -518,8 +496,7 @@ func TestCloseWithCallsUnderWay(t *testing.T) {
 // TestLanes: neither heartbeats and renewals nor other small calls wait for a large request that is
 // under way.
 func TestLanes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		nw.wrap = func(d, a net.Conn) (net.Conn, net.Conn) { return &congestedConn{Conn: d}, a }
 		const large = 8 << 20
 		got := make(chan int, 8)

@@ -30,8 +30,7 @@ func dialRaft(t *testing.T, n *Node, to string) net.Conn {
 
 // TestFormatsAreTold: both sides of a connection learn the formats of the other.
 func TestFormatsAreTold(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		a, b := nw.formatted(t, "a", Formats{6, 5}), nw.formatted(t, "b", Formats{7, 5})
 		require.Zero(t, a.NewestOf(identityOf("b").ID))
 		_, err := a.Call(t.Context(), at("b"), 1, nil)
@@ -51,8 +50,7 @@ func TestFormatsAreTold(t *testing.T) {
 // TestProgramsAreForgotten: a Node serves programs, each with a new ID, and keeps nothing of them
 // after the end of their connections.
 func TestProgramsAreForgotten(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		server := New(Config{Identity: identityOf("a"), Listener: nw.listen("a"), Timeout: testTimeout})
 		for i := range 100 {
 			program := New(Config{Identity: identityOf(fmt.Sprint("program ", i)), Dial: nw.dial, Timeout: testTimeout})
@@ -72,8 +70,7 @@ func TestProgramsAreForgotten(t *testing.T) {
 // TestOldNode: a node of an older build is understood, in both directions, until its cluster
 // requires more.
 func TestOldNode(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		old, a := nw.formatted(t, "old", Formats{4, 4}), nw.formatted(t, "a", Formats{5, 4})
 		dialed, accepted := dialRaft(t, a, "old"), dialRaft(t, old, "a")
 		synctest.Wait()
@@ -101,8 +98,7 @@ func TestOldNode(t *testing.T) {
 // TestRequire: after a node begins to require a format, it tells each other node before Raft sends
 // more to that node. Connections of calls go on.
 func TestRequire(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		a, b := nw.formatted(t, "a", Formats{6, 5}), nw.formatted(t, "b", Formats{6, 5})
 		raised := 0
 		b.c.Raise = func(format int) error { raised = format; return nil }

@@ -42,8 +42,7 @@ func startRaft(t *testing.T, n *Node, g int) (*raft.Raft, fsm) {
 }
 
 func TestRaftGroupsReplicate(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		a, b := nw.node(t, "a", nil), nw.node(t, "b", nil)
 		for g := range 2 {
 			rafts := make([]*raft.Raft, 2)
@@ -69,8 +68,7 @@ func TestRaftGroupsReplicate(t *testing.T) {
 }
 
 func TestGroupConnection(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		a, b := nw.node(t, "a", nil), nw.node(t, "b", nil)
 		groups := []raft.StreamLayer{b.Group(0), b.Group(1)}
 		require.Equal(t, "b", groups[0].Addr().String())
@@ -109,8 +107,7 @@ func TestGroupConnection(t *testing.T) {
 }
 
 func TestCloseOfGroupEndsAccept(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		a, b := nw.node(t, "a", nil), nw.node(t, "b", nil)
 		g := b.Group(0)
 		ended := make(chan error)
@@ -148,8 +145,7 @@ func TestCloseOfGroupEndsAccept(t *testing.T) {
 }
 
 func TestFilesOfAGroup(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		a := nw.node(t, "a", nil)
 		groups := make(chan int, 1)
 		b := New(Config{

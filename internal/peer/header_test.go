@@ -7,7 +7,6 @@ import (
 	"io"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -47,8 +46,7 @@ func TestHeaderGolden(t *testing.T) {
 // TestRefusals: a node accepts connections of its own cluster that are meant for its own directory,
 // and says why it accepts no others.
 func TestRefusals(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		nw.node(t, "b", echo)
 		self := identityOf("a")
 		other := New(Config{Identity: self, Listener: nw.listen("a"), Dial: nw.dial, Groups: 3, Timeout: testTimeout})
@@ -110,8 +108,7 @@ func TestRefusals(t *testing.T) {
 
 // TestWrongNodeAnswers: a dialer gives up if the accepting node is not the intended one.
 func TestWrongNodeAnswers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		for name, answers := range map[string]Identity{
 			"b": identityOf("c"),
 			"d": {ID{'d'}, identityOf("d").ID, "d"},
@@ -142,8 +139,7 @@ func TestWrongNodeAnswers(t *testing.T) {
 // TestOtherServerAnswers: the error distinguishes a server of another protocol, at the address of a
 // node, from a node that refuses.
 func TestOtherServerAnswers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		for name, banner := range map[string]string{"w": "HTTP/1.1 400 Bad Request\r\n\r\n", "s": "SSH-2.0-x\r\n", "m": "220 mail\r\n"} {
 			l := nw.listen(name)
 			go func() {
@@ -169,8 +165,7 @@ func TestOtherServerAnswers(t *testing.T) {
 // TestIntroduction: a node without a cluster can only introduce itself, and the other side knows
 // that it does.
 func TestIntroduction(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		var seen []*Request
 		nw.node(t, "b", func(r *Request) {
 			seen = append(seen, r)
@@ -228,8 +223,7 @@ func TestGarbageInsteadOfHeader(t *testing.T) {
 		"nothing":       "",
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				nw := newNetwork()
+			inNetwork(t, func(t *testing.T, nw *network) {
 				b := nw.node(t, "b", echo)
 				c, err := nw.dial(t.Context(), "b")
 				require.NoError(t, err)
@@ -251,8 +245,7 @@ func TestGarbageInsteadOfHeader(t *testing.T) {
 
 // A dialer does not wait for an answer for ever.
 func TestHandshakeHangs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		l := nw.listen("b")
 		go func() {
 			for {
@@ -279,8 +272,7 @@ func TestHandshakeHangs(t *testing.T) {
 }
 
 func TestNameTooLong(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		nw.node(t, "b", func(r *Request) { r.Reply([]byte(r.From.Name)) })
 		for _, length := range []int{maxName, maxName + 1} {
 			n := nw.node(t, strings.Repeat("a", length), nil)

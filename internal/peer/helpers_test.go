@@ -23,7 +23,10 @@ type network struct {
 	wrap      func(dialed, accepted net.Conn) (d, a net.Conn) // or nil
 }
 
-func newNetwork() *network { return &network{listeners: make(map[string]*pipeListener)} }
+// inNetwork runs a test in a bubble with a network.
+func inNetwork(t *testing.T, test func(t *testing.T, nw *network)) {
+	synctest.Test(t, func(t *testing.T) { test(t, &network{listeners: make(map[string]*pipeListener)}) })
+}
 
 type pipeListener struct {
 	addr   pipeAddr

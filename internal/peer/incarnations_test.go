@@ -45,8 +45,7 @@ func (nw *network) living(t *testing.T, name string, incarnations ...uint64) (n 
 // the other before any use of the connection. Strangers, and nodes without incarnations, are not
 // checked.
 func TestIncarnationsAreSaid(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		a, metByA := nw.living(t, "a", 1, 2)
 		_, metByB := nw.living(t, "b", 3)
 		require.NoError(t, a.Greet(t.Context(), at("b")))
@@ -76,8 +75,7 @@ func TestIncarnationsAreSaid(t *testing.T) {
 
 // TestGreetingGivesUp: the end of the context ends the wait for an answer.
 func TestGreetingGivesUp(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		defer nw.listen("b").Close()
 		a, _ := nw.living(t, "a", 1)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -103,8 +101,7 @@ func TestGreetingGivesUp(t *testing.T) {
 // direction, and learns the reason. If an incarnation cannot be noted, the refusal is only
 // temporary.
 func TestOldCopyIsRefused(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		sound, _ := nw.living(t, "sound", 1)
 		old, _ := nw.living(t, "old", 5, 666)
 		go func() { // old has accepted the connections that sound refuses
@@ -174,8 +171,7 @@ func (nw *network) process(t *testing.T, of, address string, birth uint64) *Node
 // another process has its address. When a process is admitted, the connections of earlier processes
 // end, and they get no new ones.
 func TestEarlierProcessIsHeard(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		b, elder := nw.process(t, "b", "b", 2), nw.process(t, "a", "a", 5)
 		id := identityOf("a").ID
 		hears := func(before uint64) bool {
@@ -219,8 +215,7 @@ const anyBirth = ^uint64(0)
 // TestLateAnswer: a process may not yet be known as the only one. It gets this answer in time, and
 // may try again.
 func TestLateAnswer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		known := make(chan struct{})
 		b := New(Config{
 			Identity: identityOf("b"), Listener: nw.listen("b"), Groups: 2, Handler: echo, Timeout: testTimeout,
@@ -247,8 +242,7 @@ func TestLateAnswer(t *testing.T) {
 // TestEndsMeanwhile: a node stops its wait for a process that ends during the check of its
 // incarnations. If a process sends bytes during the check, the node reads them later.
 func TestEndsMeanwhile(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		checked, waited := make(chan struct{}), make(chan time.Duration, 1)
 		b := New(Config{
 			Identity: identityOf("b"), Listener: nw.listen("b"), Dial: nw.dial, Groups: 2, Handler: echo, Timeout: testTimeout,

@@ -57,8 +57,7 @@ func TestLines(t *testing.T) {
 // TestBadConnectionsAreCounted: any number of connections without a header, failed dials and failed
 // Accepts is a few lines in the log.
 func TestBadConnectionsAreCounted(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		nw := newNetwork()
+	inNetwork(t, func(t *testing.T, nw *network) {
 		var log bytes.Buffer
 		n := New(Config{
 			Identity: identityOf("a"), Listener: nw.listen("a"), Dial: nw.dial, Groups: 1, Timeout: testTimeout,

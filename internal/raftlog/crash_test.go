@@ -3,7 +3,6 @@ package raftlog
 import (
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -17,69 +16,18 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/crashfs"
+	"codeq/internal/testkit"
 )
 
-// hookFS calls before ahead of each creation, write and sync of a log of Pebble. An error of before
-// becomes the error of the operation. hookFS locks nothing, so a store need not be closed after its
-// process has "died".
-type hookFS struct {
-	vfs.FS
-	before func(op string) error
-}
-
-func (fs hookFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	if strings.HasSuffix(name, ".log") {
-		if err := fs.before("create"); err != nil {
-			return nil, err
+// onLogs returns a file system that calls before ahead of each creation, write and sync of a log of
+// Pebble. An error of before becomes the error of the operation.
+func onLogs(base vfs.FS, before func(op string) error) vfs.FS {
+	return &testkit.HookFS{FS: base, Before: func(op, name string) error {
+		if !strings.HasSuffix(name, ".log") || op == "close" || op == "remove" {
+			return nil
 		}
-	}
-	f, err := fs.FS.Create(name, c)
-	return fs.wrap(f, err, name)
-}
-
-func (fs hookFS) ReuseForWrite(old, name string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	if strings.HasSuffix(name, ".log") {
-		if err := fs.before("create"); err != nil {
-			return nil, err
-		}
-	}
-	f, err := fs.FS.ReuseForWrite(old, name, c)
-	return fs.wrap(f, err, name)
-}
-
-func (fs hookFS) wrap(f vfs.File, err error, name string) (vfs.File, error) {
-	if err != nil || !strings.HasSuffix(name, ".log") {
-		return f, err
-	}
-	return hookFile{f, fs.before}, nil
-}
-
-func (fs hookFS) Lock(string) (io.Closer, error) { return io.NopCloser(nil), nil }
-
-type hookFile struct {
-	vfs.File
-	before func(op string) error
-}
-
-func (f hookFile) Write(p []byte) (int, error) {
-	if err := f.before("write"); err != nil {
-		return 0, err
-	}
-	return f.File.Write(p)
-}
-
-func (f hookFile) Sync() error {
-	if err := f.before("sync"); err != nil {
-		return err
-	}
-	return f.File.Sync()
-}
-
-func (f hookFile) SyncData() error {
-	if err := f.before("sync"); err != nil {
-		return err
-	}
-	return f.File.SyncData()
+		return before(op)
+	}}
 }
 
 // TestGroupsShareSync: the next sync makes all entries durable that groups store during a sync.
@@ -89,13 +37,13 @@ func TestGroupsShareSync(t *testing.T) {
 		var syncs atomic.Int64
 		gate := make(chan struct{})
 		close(gate)
-		s := open(t, hookFS{crashfs.New(), func(op string) error {
+		s := open(t, onLogs(crashfs.New(), func(op string) error {
 			if op == "sync" {
 				syncs.Add(1)
 				<-gate
 			}
 			return nil
-		}}, Options{})
+		}), Options{})
 		gate = make(chan struct{})
 		syncs.Store(0)
 		var done atomic.Int64
@@ -177,10 +125,10 @@ func TestCrash(t *testing.T) {
 			}
 			// the possible states of an image of the hook
 			var ackedNow, lastNow atomic.Int64
-			s := open(t, hookFS{disk, func(string) error {
+			s := open(t, onLogs(disk, func(string) error {
 				snap(4, int(ackedNow.Load()), int(lastNow.Load()))
 				return nil
-			}}, Options{Sync: tc.sync, CacheBytes: 1000})
+			}), Options{Sync: tc.sync, CacheBytes: 1000})
 			var logs [groups]*Group
 			for n := range logs {
 				logs[n] = group(t, s, uint32(n))
@@ -300,8 +248,6 @@ func TestSyncToDisk(t *testing.T) {
 	}
 }
 
-var errBroken = errors.New("the disk is broken")
-
 // TestFailedWrite: after a failed write of the log, concurrent calls of all groups fail, and none
 // hangs. No failed entry counts as stored.
 func TestFailedWrite(t *testing.T) {
@@ -314,12 +260,12 @@ func TestFailedWrite(t *testing.T) {
 				const groups = 8
 				mem := crashfs.New()
 				var broken atomic.Bool
-				s := open(t, hookFS{mem, func(o string) error {
+				s := open(t, onLogs(mem, func(o string) error {
 					if o == op && broken.Load() {
-						return errBroken
+						return testkit.ErrBroken
 					}
 					return nil
-				}}, Options{Sync: sync, CacheBytes: 1})
+				}), Options{Sync: sync, CacheBytes: 1})
 				var acked [groups]uint64
 				type result struct {
 					n   int
@@ -357,7 +303,7 @@ func TestFailedWrite(t *testing.T) {
 					select {
 					case r := <-results:
 						require.ErrorIs(t, r.err, ErrFailed)
-						require.ErrorContains(t, r.err, errBroken.Error())
+						require.ErrorContains(t, r.err, testkit.ErrBroken.Error())
 					case <-time.After(20 * time.Second):
 						require.FailNow(t, "hangs")
 					}
@@ -380,8 +326,8 @@ func TestFailedWrite(t *testing.T) {
 
 				percent := map[Sync]int{SyncDisk: 0, SyncProcess: 100, SyncNone: 100}[sync]
 				if op == "create" {
-					_, err := Open("raft", Options{FS: hookFS{mem, func(string) error { return errBroken }}})
-					require.ErrorIs(t, err, errBroken)
+					_, err := Open("raft", Options{FS: onLogs(mem, func(string) error { return testkit.ErrBroken })})
+					require.ErrorIs(t, err, testkit.ErrBroken)
 				}
 				s = open(t, mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: rand.New(rand.NewPCG(1, 2))}), Options{})
 				for n := range uint32(groups) {

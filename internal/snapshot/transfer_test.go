@@ -21,6 +21,13 @@ import (
 	"codeq/internal/testbase"
 )
 
+// openGate admits everything.
+var openGate = Gate{
+	Admit: func(Offered) (bool, error) { return false, nil },
+	Room:  func(int64) error { return nil },
+	Next:  func(Offered, int, int64) error { return nil },
+}
+
 // A transfer of these files takes several pieces; some hold parts of two files.
 var someFiles = []file{{"000001.sst", 3*pieceBytes/2 + 1}, {"000002.sst", 0}, {"000003.sst", pieceBytes}, {"MANIFEST", 1}}
 
