@@ -31,6 +31,7 @@ import (
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
+	"codeq/internal/platform"
 	"codeq/internal/simtest"
 	"codeq/internal/store"
 	"codeq/internal/testbase"
@@ -214,7 +215,7 @@ func unpack(t *testing.T, archive string) (disk *crashfs.Disk, tasks map[codeq.I
 		require.NoError(t, errors.Join(err, to.Sync(), to.Close()))
 	})
 	for _, dir := range []string{"", "queue", "queue/shard-000", "queue/shard-001", "queue/shard-002"} {
-		require.NoError(t, manifest.SyncDirectory(disk, dir))
+		require.NoError(t, platform.SyncDirectory(disk, dir))
 	}
 	return disk, tasks
 }

@@ -12,6 +12,7 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/container/slowlock"
 	"codeq/internal/manifest"
+	"codeq/internal/platform"
 	"codeq/internal/snapshot"
 	"codeq/internal/store"
 )
@@ -101,7 +102,7 @@ func (g *Group) install() error {
 	if err := d.FS.Rename(from, dir); err != nil {
 		return err
 	}
-	if err := manifest.SyncDirectory(d.FS, d.Path); err != nil {
+	if err := platform.SyncDirectory(d.FS, d.Path); err != nil {
 		return err
 	}
 	return g.snapshots.Swapped()

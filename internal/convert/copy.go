@@ -157,7 +157,7 @@ func (c *Copy) Finish() error {
 	if err := c.FS.Remove(c.FS.PathJoin(c.Path, Unfinished)); err != nil {
 		return err
 	}
-	if err := manifest.SyncDirectory(c.FS, c.Path); err != nil { // the directories of the shards
+	if err := platform.SyncDirectory(c.FS, c.Path); err != nil { // the directories of the shards
 		return err
 	}
 	return c.Write()
@@ -167,13 +167,13 @@ func (c *Copy) Finish() error {
 // exists and is empty.
 func (c *Copy) mark(original string) error {
 	if c.existed {
-		return errors.Join(c.FS.Link(original, c.FS.PathJoin(c.Path, Unfinished)), manifest.SyncDirectory(c.FS, c.Path))
+		return errors.Join(c.FS.Link(original, c.FS.PathJoin(c.Path, Unfinished)), platform.SyncDirectory(c.FS, c.Path))
 	}
 	temp := c.Path + "." + c.ID[:8] + ".unfinished"
 	if err := manifest.MakeDirectory(c.FS, temp); err != nil {
 		return err
 	}
-	err := errors.Join(c.FS.Link(original, c.FS.PathJoin(temp, Unfinished)), manifest.SyncDirectory(c.FS, temp))
+	err := errors.Join(c.FS.Link(original, c.FS.PathJoin(temp, Unfinished)), platform.SyncDirectory(c.FS, temp))
 	if err == nil {
 		if err = c.FS.Rename(temp, c.Path); err == nil {
 			return manifest.SyncName(c.FS, c.Path)
@@ -296,5 +296,5 @@ func syncFiles(fsys vfs.FS, dir string) error {
 			return err
 		}
 	}
-	return manifest.SyncDirectory(fsys, dir)
+	return platform.SyncDirectory(fsys, dir)
 }

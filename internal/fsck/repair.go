@@ -11,6 +11,7 @@ import (
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
+	"codeq/internal/platform"
 	"codeq/internal/store"
 )
 
@@ -40,7 +41,7 @@ func rebuildShard(d *manifest.Directory, rules *Rules, index int) (kept string, 
 	if repeat, err = writeRebuilt(d, rules, index, dir); err != nil {
 		return "", 0, err
 	}
-	if err := manifest.SyncDirectory(d.FS, d.Path); err != nil {
+	if err := platform.SyncDirectory(d.FS, d.Path); err != nil {
 		return "", 0, err
 	}
 	for n := 1; ; n++ {
@@ -54,7 +55,7 @@ func rebuildShard(d *manifest.Directory, rules *Rules, index int) (kept string, 
 	if err := d.FS.Rename(dir, d.FS.PathJoin(d.Path, kept)); err != nil {
 		return "", 0, err
 	}
-	if err := manifest.SyncDirectory(d.FS, d.Path); err != nil {
+	if err := platform.SyncDirectory(d.FS, d.Path); err != nil {
 		return "", 0, err
 	}
 	return kept, repeat, FinishRepair(d.FS, d.Path, index)
@@ -102,7 +103,7 @@ func FinishRepair(fsys vfs.FS, path string, index int) error {
 	if err := fsys.Rename(from, dir); err != nil {
 		return err
 	}
-	return manifest.SyncDirectory(fsys, path)
+	return platform.SyncDirectory(fsys, path)
 }
 
 // StoreDir returns the directory of a shard's store: the rebuilt one, if a repair was interrupted

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/crashfs"
+	"codeq/internal/platform"
 	"codeq/internal/testbase"
 )
 
@@ -44,7 +45,7 @@ func FuzzSeal(f *testing.F) {
 
 		fs := files.with(t, "", nil)
 		require.NoError(t, fs.MkdirAll("copies", 0o755))
-		require.NoError(t, writeFile(fs, "db/"+SealName, fmt.Appendf(nil, "%s\n%s", sum(text), text)))
+		require.NoError(t, platform.WriteFile(fs, "db/"+SealName, fmt.Appendf(nil, "%s\n%s", sum(text), text)))
 		_, err := Check(fs, "db")
 		if err != nil {
 			require.ErrorIs(t, err, ErrDamaged)
@@ -75,12 +76,12 @@ func FuzzFileSeal(f *testing.F) {
 	sealed := func(tb testing.TB) vfs.FS {
 		fs := crashfs.New()
 		require.NoError(tb, fs.MkdirAll("dir", 0o755))
-		require.NoError(tb, writeFile(fs, path, bytes.Clone(text)))
+		require.NoError(tb, platform.WriteFile(fs, path, bytes.Clone(text)))
 		return fs
 	}
 	fs := sealed(f)
 	require.NoError(f, SealFile(fs, path))
-	right, err := readFile(fs, path+fileSeal)
+	right, err := platform.ReadFile(fs, path+fileSeal)
 	require.NoError(f, err)
 	line := string(right[len(sum(""))+1 : len(right)-1])
 	f.Add(line)
@@ -88,7 +89,7 @@ func FuzzFileSeal(f *testing.F) {
 	f.Add("../dir/" + line)
 	f.Fuzz(func(t *testing.T, given string) {
 		fs := sealed(t)
-		require.NoError(t, writeFile(fs, path+fileSeal, fmt.Appendf(nil, "%s\n%s\n", sum(given), given)))
+		require.NoError(t, platform.WriteFile(fs, path+fileSeal, fmt.Appendf(nil, "%s\n%s\n", sum(given), given)))
 		var err error
 		testbase.BoundDecode(t, len(given)+len(text), func() { err = UnsealFile(fs, path) })
 		_, statErr := fs.Stat(path + fileSeal)

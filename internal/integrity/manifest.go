@@ -1,6 +1,7 @@
 package integrity
 
 import (
+	"codeq/internal/platform"
 	"encoding/binary"
 	"hash/crc32"
 	"math/bits"
@@ -23,7 +24,7 @@ func checkManifests(fs vfs.FS, dir string) error {
 		if !strings.HasPrefix(name, manifestPrefix) {
 			continue
 		}
-		b, err := readFile(fs, fs.PathJoin(dir, name))
+		b, err := platform.ReadFile(fs, fs.PathJoin(dir, name))
 		if err != nil {
 			return err
 		}

@@ -127,7 +127,7 @@ func Correct(fs vfs.FS, dir, to string) (ok bool, err error) {
 	for _, f := range append(sealed, sealedFile{name: SealName}) {
 		name := f.name
 		if b, damaged := corrected[name]; damaged {
-			err = writeFile(fs, fs.PathJoin(to, name), b)
+			err = platform.WriteFile(fs, fs.PathJoin(to, name), b)
 		} else {
 			err = fs.Link(fs.PathJoin(dir, name), fs.PathJoin(to, name))
 		}
@@ -135,7 +135,7 @@ func Correct(fs vfs.FS, dir, to string) (ok bool, err error) {
 			return false, err
 		}
 	}
-	return true, syncDir(fs, to)
+	return true, platform.SyncDirectory(fs, to)
 }
 
 // correct returns the content of a file with one bit corrected; nil if that is not enough.
@@ -143,7 +143,7 @@ func correct(fs vfs.FS, path string, have, want sealedFile) ([]byte, error) {
 	if have.size != want.size {
 		return nil, nil
 	}
-	b, err := readFile(fs, path)
+	b, err := platform.ReadFile(fs, path)
 	if err != nil {
 		return nil, err
 	}
@@ -184,13 +184,13 @@ func SealFile(fs vfs.FS, path string) error {
 		return err
 	}
 	line := f.String()
-	if err := writeFile(fs, path+fileSeal+".tmp", fmt.Appendf(nil, "%s\n%s\n", sum(line), line)); err != nil {
+	if err := platform.WriteFile(fs, path+fileSeal+".tmp", fmt.Appendf(nil, "%s\n%s\n", sum(line), line)); err != nil {
 		return err
 	}
 	if err := fs.Rename(path+fileSeal+".tmp", path+fileSeal); err != nil {
 		return err
 	}
-	return syncDir(fs, fs.PathDir(path))
+	return platform.SyncDirectory(fs, fs.PathDir(path))
 }
 
 // RemoveFile durably removes a file and its seal, if they exist: the seal first, since one without
@@ -200,7 +200,7 @@ func RemoveFile(fs vfs.FS, path string) error {
 		if err := fs.RemoveAll(name); err != nil {
 			return err
 		}
-		if err := syncDir(fs, fs.PathDir(path)); err != nil {
+		if err := platform.SyncDirectory(fs, fs.PathDir(path)); err != nil {
 			return err
 		}
 	}
@@ -210,7 +210,7 @@ func RemoveFile(fs vfs.FS, path string) error {
 // CheckFile compares a file with its seal, if it has one, without changes.
 func CheckFile(fs vfs.FS, path string) (sealed bool, err error) {
 	dir, name := fs.PathDir(path), fs.PathBase(path)
-	seal, err := readFile(fs, path+fileSeal)
+	seal, err := platform.ReadFile(fs, path+fileSeal)
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil
 	} else if err != nil {
@@ -245,7 +245,7 @@ func UnsealFile(fs vfs.FS, path string) error {
 	if err := fs.Remove(path + fileSeal); err != nil {
 		return err
 	}
-	return syncDir(fs, fs.PathDir(path))
+	return platform.SyncDirectory(fs, fs.PathDir(path))
 }
 
 // TableSuffix is the suffix of the names of Pebble's tables.
@@ -301,7 +301,7 @@ func parseSeal(text string) (files []sealedFile, ok bool) {
 
 // readSeal returns the content of the seal of a store; nil if there is none.
 func readSeal(fs vfs.FS, dir string) (files []sealedFile, err error) {
-	b, err := readFile(fs, fs.PathJoin(dir, SealName))
+	b, err := platform.ReadFile(fs, fs.PathJoin(dir, SealName))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {
@@ -329,13 +329,13 @@ func writeSeal(fs vfs.FS, dir string, names []string) error {
 		fmt.Fprintln(&text, f)
 	}
 	temp := fs.PathJoin(dir, SealName+".tmp")
-	if err := writeFile(fs, temp, fmt.Appendf(nil, "%s\n%s", sum(text.String()), text.String())); err != nil {
+	if err := platform.WriteFile(fs, temp, fmt.Appendf(nil, "%s\n%s", sum(text.String()), text.String())); err != nil {
 		return err
 	}
 	if err := fs.Rename(temp, fs.PathJoin(dir, SealName)); err != nil {
 		return err
 	}
-	return syncDir(fs, dir)
+	return platform.SyncDirectory(fs, dir)
 }
 
 // checkSeal compares files with the seal, and returns their names; nil if there is no seal.
@@ -364,7 +364,7 @@ func unseal(fs vfs.FS, dir string) error {
 	if err := fs.Remove(fs.PathJoin(dir, SealName)); err != nil {
 		return err
 	}
-	return syncDir(fs, dir)
+	return platform.SyncDirectory(fs, dir)
 }
 
 // describe returns the description of a file for a seal.
@@ -390,35 +390,3 @@ func describe(fs vfs.FS, dir, name string) (described sealedFile, err error) {
 func damaged(dir, name, what string) error { return &Error{dir, name, what} }
 
 func sum(text string) string { return fmt.Sprintf("%08x", crc32.Checksum([]byte(text), castagnoli)) }
-
-func readFile(fs vfs.FS, path string) ([]byte, error) {
-	f, err := fs.Open(path, vfs.SequentialReadsOption)
-	if err != nil {
-		return nil, err
-	}
-	info, err := f.Stat()
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	b := make([]byte, info.Size())
-	_, err = io.ReadFull(f, b)
-	return b, errors.Join(err, f.Close())
-}
-
-// writeFile writes a file and syncs it.
-func writeFile(fs vfs.FS, path string, b []byte) error {
-	f, err := fs.Create(path, vfs.WriteCategoryUnspecified)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	return errors.Join(err, f.Sync(), f.Close())
-}
-
-func syncDir(fs vfs.FS, dir string) error {
-	d, err := fs.OpenDir(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
-}

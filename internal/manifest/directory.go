@@ -254,20 +254,11 @@ func unmake(fsys vfs.FS, made []string) {
 // SyncName makes the name of a directory durable in its parent, also if the parent cannot be
 // listed.
 func SyncName(fsys vfs.FS, path string) error {
-	err := SyncDirectory(fsys, fsys.PathDir(path))
+	err := platform.SyncDirectory(fsys, fsys.PathDir(path))
 	if errors.Is(err, fs.ErrPermission) && vfs.Root(fsys) == vfs.Default {
 		return platform.SyncAll(path)
 	}
 	return err
-}
-
-// SyncDirectory makes the names in a directory durable.
-func SyncDirectory(fsys vfs.FS, path string) error {
-	d, err := fsys.OpenDir(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }
 
 // lostFound is created by mke2fs in the root of a volume.
@@ -325,12 +316,8 @@ func Read(fsys vfs.FS, path string) (*Manifest, error) {
 	if info, err := fsys.Stat(name); err == nil && !info.Mode().IsRegular() { // a FIFO would block
 		return nil, fmt.Errorf("%w: %s is not a regular file", base.ErrNotQueue, Name)
 	}
-	f, err := fsys.Open(name)
+	b, err := platform.ReadFile(fsys, name)
 	if err != nil {
-		return nil, err
-	}
-	b, err := io.ReadAll(f)
-	if err := errors.Join(err, f.Close()); err != nil {
 		return nil, err
 	}
 	return decode(b)
@@ -447,7 +434,7 @@ func (d *Directory) removeOfNode() error {
 			return err
 		}
 	}
-	return SyncDirectory(d.FS, d.Path)
+	return platform.SyncDirectory(d.FS, d.Path)
 }
 
 // FinishCreation records that every shard exists.
@@ -479,7 +466,7 @@ func (d *Directory) Write() error {
 	if err := d.FS.Rename(temp, d.FS.PathJoin(d.Path, Name)); err != nil {
 		return err
 	}
-	return SyncDirectory(d.FS, d.Path)
+	return platform.SyncDirectory(d.FS, d.Path)
 }
 
 // Draft returns a copy of the directory to change and write. d then adopts it: so readers of d do

@@ -194,7 +194,7 @@ func (d *Directory) countStores() error {
 			continue
 		}
 		r = &record{Queue: d.ID, Opening: d.Opening}
-		if err := errors.Join(r.write(d.FS, dir, false, true), SyncDirectory(d.FS, dir)); err != nil {
+		if err := errors.Join(r.write(d.FS, dir, false, true), platform.SyncDirectory(d.FS, dir)); err != nil {
 			return err
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"io"
 	"io/fs"
 	"os"
 	"strconv"
@@ -52,14 +51,10 @@ func isStore(name string) bool {
 
 // recordOf returns the record of a store of the queue; nil if there is none.
 func (d *Directory) recordOf(dir string) (*record, error) {
-	f, err := d.FS.Open(d.FS.PathJoin(dir, placeName))
+	b, err := platform.ReadFile(d.FS, d.FS.PathJoin(dir, placeName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {
-		return nil, err
-	}
-	b, err := io.ReadAll(f)
-	if err := errors.Join(err, f.Close()); err != nil {
 		return nil, err
 	}
 	sum, text, _ := strings.Cut(string(b), "\n")

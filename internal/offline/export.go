@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"maps"
 	"slices"
 	"time"
@@ -16,7 +15,6 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"codeq/internal/base"
-	"codeq/internal/fsck"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
 	"codeq/internal/record"
@@ -129,26 +127,13 @@ var ranges = map[byte]int{
 
 // open opens the store of a shard.
 func (e *exporter) open(d *manifest.Directory, i int, caches *store.Caches) error {
-	dir, err := fsck.StoreDir(d.FS, d.Path, i)
-	if err != nil {
-		return err
-	}
-	st, err := store.OpenReadOnly(d.FS, dir, slog.New(slog.DiscardHandler), caches)
+	st, err := openStore(d, i, caches)
 	if err != nil {
 		return err
 	}
 	s := &exported{number: i, st: st, db: st.DB(), lanes: store.NewSnapshot(st.DB())}
 	e.shards = append(e.shards, s)
-	return st.Read(func() error {
-		identity, err := store.Lookup(s.db, []byte{keys.Meta})
-		if err == nil {
-			err = d.CheckStored(i, identity)
-		}
-		if err != nil {
-			return err
-		}
-		return s.knowsAll()
-	})
+	return st.Read(s.knowsAll)
 }
 
 // knowsAll makes sure that the store has no range that this version does not know.
@@ -261,22 +246,15 @@ func corrupt(err error) error {
 func (e *exporter) inbound(s *exported) error {
 	taken := make(map[uint32]uint64)
 	e.taken[s.number] = taken
-	return store.Scan(s.db, keys.Inbound, func(key, value []byte) error {
-		from, err := keys.ParseNumbered(key)
-		n, valueErr := keys.ParseNumber(value)
+	return store.ScanParsed(s.db, keys.Inbound, keys.ParseNumbered, keys.ParseNumber, func(from uint32, n uint64) error {
 		taken[from] = n
-		return corrupt(errors.Join(err, valueErr))
+		return nil
 	})
 }
 
 // counters reads the clock, how many tasks there are, and the latest totals.
 func (e *exporter) counters(s *exported, totals totalsOf) error {
-	return store.Scan(s.db, keys.Counters, func(key, value []byte) error {
-		n, err := keys.ParseNumbered(key)
-		v, valueErr := keys.ParseCounters(value)
-		if err := errors.Join(err, valueErr); err != nil {
-			return corrupt(err)
-		}
+	return store.ScanParsed(s.db, keys.Counters, keys.ParseNumbered, keys.ParseCounters, func(n uint32, v keys.CountersValue) error {
 		e.header.Clock, s.clock = max(e.header.Clock, v.Clock), max(s.clock, keys.ClockMillis(v.Clock))
 		c := v.Counts
 		e.header.Tasks += c.Ready + c.Scheduled + c.Blocked + c.Leased + c.Dead + c.Done + c.Canceled
@@ -518,35 +496,26 @@ func (s *exported) load() error {
 	}); err != nil {
 		return err
 	}
-	if err := store.Scan(s.db, keys.Unique, func(key, value []byte) error {
-		hash, err := keys.ParseHashed(key)
-		v, valueErr := keys.ParseUnique(value)
-		if v.ID == keys.Gone {
-			s.came = append(s.came, keyLine{hash[:], v.Until})
-		} else {
-			s.holders[v.ID] = heldKey{hash, v.Until}
-		}
-		return corrupt(errors.Join(err, valueErr))
-	}); err != nil {
-		return err
-	}
 	return errors.Join(
-		store.Scan(s.db, keys.Group, func(_, value []byte) error {
-			v, err := keys.ParseGroup(value)
+		store.ScanParsed(s.db, keys.Unique, keys.ParseHashed, keys.ParseUnique, func(hash [keys.UniqueLen]byte, v keys.UniqueValue) error {
+			if v.ID == keys.Gone {
+				s.came = append(s.came, keyLine{hash[:], v.Until})
+			} else {
+				s.holders[v.ID] = heldKey{hash, v.Until}
+			}
+			return nil
+		}),
+		store.ScanParsed(s.db, keys.Group, keys.ParseScope, keys.ParseGroup, func(_ uint64, v keys.GroupValue) error {
 			s.turns[v.Holder] = true
-			return corrupt(err)
+			return nil
 		}),
-		store.Scan(s.db, keys.Pending, func(key, value []byte) error {
-			id, err := keys.ParseByID(key)
-			n, valueErr := keys.ParseNumber(value)
+		store.ScanParsed(s.db, keys.Pending, keys.ParseByID, keys.ParseNumber, func(id keys.ID, n uint64) error {
 			s.pending[id] = n
-			return corrupt(errors.Join(err, valueErr))
+			return nil
 		}),
-		store.Scan(s.db, keys.Pinned, func(key, value []byte) error {
-			id, err := keys.ParseByID(key)
-			v, valueErr := keys.ParsePinned(value)
+		store.ScanParsed(s.db, keys.Pinned, keys.ParseByID, keys.ParsePinned, func(id keys.ID, v keys.PinnedValue) error {
 			s.pinned[id] = v
-			return corrupt(errors.Join(err, valueErr))
+			return nil
 		}),
 	)
 }

@@ -17,6 +17,7 @@ import (
 	"codeq/internal/fsck"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
+	"codeq/internal/platform"
 	"codeq/internal/record"
 	"codeq/internal/store"
 )
@@ -208,7 +209,7 @@ func (im *importer) make(fsys vfs.FS, path string) (err error) {
 	if err := fsck.Derive(d, Rules, im.derive); err != nil {
 		return err
 	}
-	return manifest.SyncDirectory(fsys, path)
+	return platform.SyncDirectory(fsys, path)
 }
 
 // derive gives the store of a shard to fsck.Derive, and removes that of the shard before.

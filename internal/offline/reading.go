@@ -112,29 +112,51 @@ func (q *Queue) open(c Config) error {
 
 // openShard opens the store of a shard, and loads its memory.
 func (q *Queue) openShard(i int, c Config) error {
-	dir, err := q.storeDir(i)
+	st, err := openStore(q.dir, i, q.caches)
 	if err != nil {
 		return err
 	}
-	st, err := store.OpenReadOnly(q.dir.FS, dir, slog.New(slog.DiscardHandler), q.caches)
-	if err != nil {
-		return err
-	}
-	q.shards = append(q.shards, &shard{store: st})
-	s := q.shards[i]
+	s := &shard{store: st}
+	q.shards = append(q.shards, s)
 	s.rules.Init(c.Rules(&q.dir.Manifest, i), st)
-	if err := st.Read(func() error { return q.identify(s, i) }); err != nil {
-		return err
+	if q.dir.Node != "" { // how far the replica is
+		p := &q.stale.Shards[i]
+		if err := st.Read(func() (err error) { p.Applied, _, err = store.Applied(st.DB()); return err }); err != nil {
+			return err
+		}
+		p.Logged = p.Applied
 	}
 	s.rules.Update(engine.Start{Instant: engine.Instant{Wall: uint64(time.Now().UnixMilli())}, Format: q.dir.Format})
 	return s.rules.Load(0)
 }
 
+// openStore opens the store of a shard for reading, and makes sure that it is that of the shard.
+func openStore(d *manifest.Directory, i int, caches *store.Caches) (*store.Store, error) {
+	dir, err := storeDir(d, i)
+	if err != nil {
+		return nil, err
+	}
+	st, err := store.OpenReadOnly(d.FS, dir, slog.New(slog.DiscardHandler), caches)
+	if err != nil {
+		return nil, err
+	}
+	if err := st.Read(func() error {
+		identity, err := store.Lookup(st.DB(), []byte{keys.Meta})
+		if err != nil {
+			return err
+		}
+		return d.CheckStored(i, identity)
+	}); err != nil {
+		return nil, errors.Join(err, st.Close())
+	}
+	return st, nil
+}
+
 // storeDir returns the directory of a shard's latest store. If the process was killed while it
 // replaced a store, that is the new one, as for codeq.Open.
-func (q *Queue) storeDir(i int) (string, error) {
-	if q.dir.Node != "" {
-		dir, err := snapshot.Received(q.dir.FS, manifest.MetaDir(q.dir.FS, q.dir.Path, i))
+func storeDir(d *manifest.Directory, i int) (string, error) {
+	if d.Node != "" {
+		dir, err := snapshot.Received(d.FS, manifest.MetaDir(d.FS, d.Path, i))
 		if errors.Is(err, snapshot.ErrDamaged) {
 			err = fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 		}
@@ -142,21 +164,7 @@ func (q *Queue) storeDir(i int) (string, error) {
 			return dir, err
 		}
 	}
-	return fsck.StoreDir(q.dir.FS, q.dir.Path, i)
-}
-
-// identify makes sure that a store is that of the shard, and reads how far a replica is.
-func (q *Queue) identify(s *shard, i int) error {
-	identity, err := store.Lookup(s.store.DB(), []byte{keys.Meta})
-	if err == nil {
-		err = q.dir.CheckStored(i, identity)
-	}
-	if err == nil && q.dir.Node != "" {
-		p := &q.stale.Shards[i]
-		p.Applied, _, err = store.Applied(s.store.DB())
-		p.Logged = p.Applied
-	}
-	return err
+	return fsck.StoreDir(d.FS, d.Path, i)
 }
 
 // readLogs reads how far the logs of a node are.

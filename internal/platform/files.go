@@ -7,6 +7,7 @@ package platform
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -157,4 +158,33 @@ func create(name string) error {
 		return errors.Join(err, os.Remove(name))
 	}
 	return nil
+}
+
+// ReadFile reads a file of any file system.
+func ReadFile(fsys vfs.FS, name string) ([]byte, error) {
+	f, err := fsys.Open(name, vfs.SequentialReadsOption)
+	if err != nil {
+		return nil, err
+	}
+	b, err := io.ReadAll(f)
+	return b, errors.Join(err, f.Close())
+}
+
+// WriteFile writes a file of any file system, and syncs it.
+func WriteFile(fsys vfs.FS, name string, b []byte) error {
+	f, err := fsys.Create(name, vfs.WriteCategoryUnspecified)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+// SyncDirectory makes the names in a directory of any file system durable.
+func SyncDirectory(fsys vfs.FS, path string) error {
+	d, err := fsys.OpenDir(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
 }

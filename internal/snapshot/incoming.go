@@ -235,7 +235,7 @@ func (a *arrival) finish() error {
 	}
 	err := a.skip()
 	if err == nil {
-		err = syncDir(a.store.fs, a.dir)
+		err = platform.SyncDirectory(a.store.fs, a.dir)
 	}
 	a.complete, a.gone = err == nil, err != nil
 	return err

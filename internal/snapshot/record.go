@@ -2,11 +2,11 @@ package snapshot
 
 import (
 	"bytes"
+	"codeq/internal/platform"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"io"
 	"os"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -44,14 +44,10 @@ func incomingName(sequence uint64) string { return fmt.Sprint(incomingPrefix, se
 // readRecord returns nil if there is no metadata file.
 func readRecord(fs vfs.FS, dir string) (*record, error) {
 	name := fs.PathJoin(dir, recordName)
-	f, err := fs.Open(name)
+	data, err := platform.ReadFile(fs, name)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {
-		return nil, err
-	}
-	data, err := io.ReadAll(f)
-	if err = errors.Join(err, f.Close()); err != nil {
 		return nil, fmt.Errorf("read %s: %w", name, err)
 	}
 	sum, body, _ := bytes.Cut(data, []byte("\n"))
@@ -76,35 +72,15 @@ func writeRecord(fs vfs.FS, dir string, r *record) (renamed bool, err error) {
 		return false, err
 	}
 	temp := fs.PathJoin(dir, recordTemp)
-	f, err := fs.Create(temp, vfs.WriteCategoryUnspecified)
-	if err != nil {
-		return false, err
-	}
-	_, err = f.Write(fmt.Appendf(nil, "%s\n%s", checksumText(body), body))
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
+	if err := platform.WriteFile(fs, temp, fmt.Appendf(nil, "%s\n%s", checksumText(body), body)); err != nil {
 		return false, fmt.Errorf("write %s: %w", temp, err)
 	}
 	if err := fs.Rename(temp, fs.PathJoin(dir, recordName)); err != nil {
 		return false, err
 	}
-	return true, syncDir(fs, dir)
+	return true, platform.SyncDirectory(fs, dir)
 }
 
 func checksumText(body []byte) string {
 	return fmt.Sprintf("%08x", crc32.Checksum(body, castagnoli))
-}
-
-// syncDir makes the names in dir durable.
-func syncDir(fs vfs.FS, dir string) error {
-	d, err := fs.OpenDir(dir)
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(d.Sync(), d.Close()); err != nil {
-		return fmt.Errorf("sync %s: %w", dir, err)
-	}
-	return nil
 }

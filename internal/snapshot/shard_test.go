@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"codeq/internal/platform"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -165,7 +166,7 @@ const (
 func openNode(t testing.TB, fs vfs.FS) *node {
 	t.Helper()
 	require.NoError(t, fs.MkdirAll("queue", 0o755))
-	require.NoError(t, syncDir(fs, ""))
+	require.NoError(t, platform.SyncDirectory(fs, ""))
 	n := &node{fs: fs}
 	var err error
 	n.store, err = Open(fs, raftDir, n.live, slog.New(slog.DiscardHandler))
@@ -209,7 +210,7 @@ func (n *node) swap(t testing.TB) {
 		}
 		require.NoError(t, n.fs.RemoveAll(place))
 		require.NoError(t, n.fs.Rename(dir, place))
-		require.NoError(t, syncDir(n.fs, "queue"))
+		require.NoError(t, platform.SyncDirectory(n.fs, "queue"))
 		require.NoError(t, n.store.Swapped())
 	}
 	if old == nil {

@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"codeq/internal/platform"
 	"errors"
 	"fmt"
 )
@@ -101,7 +102,7 @@ func (k *Sink) install() error {
 	dir, written := k.store.fs.PathJoin(k.store.dir, incomingName(k.record.Sequence)), false
 	if err = k.store.fs.Rename(files.dir, dir); err != nil {
 		dir = files.dir
-	} else if err = syncDir(k.store.fs, k.store.dir); err == nil {
+	} else if err = platform.SyncDirectory(k.store.fs, k.store.dir); err == nil {
 		written, err = k.store.publish(&k.record, 0)
 	}
 	if err != nil && !written {

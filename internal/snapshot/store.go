@@ -101,7 +101,7 @@ func (s *Store) open() error {
 	if err := s.fs.MkdirAll(s.dir, platform.DirMode); err != nil {
 		return err
 	}
-	if err := syncDir(s.fs, s.fs.PathDir(s.dir)); err != nil {
+	if err := platform.SyncDirectory(s.fs, s.fs.PathDir(s.dir)); err != nil {
 		return err
 	}
 	current, err := readRecord(s.fs, s.dir)

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/crashfs"
+	"codeq/internal/platform"
 )
 
 // source returns a node with a snapshot of the index and a state that is ahead of it.
@@ -160,7 +161,7 @@ func TestOpenRecordsASwap(t *testing.T) {
 	dir, _, _ := to.store.Installed()
 	require.NoError(t, fs.RemoveAll(place))
 	require.NoError(t, fs.Rename(dir, place))
-	require.NoError(t, syncDir(fs, "queue"))
+	require.NoError(t, platform.SyncDirectory(fs, "queue"))
 
 	store, err := Open(fs, raftDir, nil, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
