@@ -63,7 +63,7 @@ func inspect(r pebble.Reader, rules *Rules, index, shards int) *checker {
 		totals: make(map[string]keys.TotalsValue), counted: make(map[string]bool), leaving: make(map[taskID]bool), told: make(map[taskID]byte),
 	}
 	steps := []error{c.view.LoadLeases(), each(c, keys.Lane, keys.ParseNumbered, keys.ParseLaneValue, c.lane)}
-	for _, prefix := range recordRanges {
+	for _, prefix := range keys.RecordRanges {
 		steps = append(steps, store.Scan(r, prefix, c.record))
 	}
 	for _, n := range c.counts {
@@ -100,9 +100,6 @@ func inspect(r pebble.Reader, rules *Rules, index, shards int) *checker {
 	return c
 }
 
-// recordRanges are the ranges that hold records of tasks.
-var recordRanges = [...]byte{keys.Task, keys.Scheduled, keys.Blocked, keys.Dead, keys.Done, keys.Canceled}
-
 type checker struct {
 	notUTF8       []keys.ID
 	r             pebble.Reader
@@ -133,9 +130,9 @@ type checker struct {
 type checkedTask struct {
 	keys.Place
 	record.Head
-	state state
-	queue uint32
-	keyed bool // its idempotency key is its own
+	queue  uint32
+	leased bool
+	keyed  bool // its idempotency key is its own
 }
 
 func (st *checkedTask) ended() bool { return keys.Ended(st.Range) }
@@ -217,10 +214,7 @@ func (c *checker) record(key, value []byte) error {
 	if born, err := c.view.Lane(keys.LaneOf(id)); err != nil || born.QueueNumber != l.QueueNumber {
 		c.report("task %s of queue %d has an ID of lane %d: %+v, %w", taskID(id), l.QueueNumber, keys.LaneOf(id), born, err)
 	}
-	st := &checkedTask{Place: p, Head: rec.Head, state: stateIn(p.Range), queue: l.QueueNumber}
-	if t.Lease != nil {
-		st.state = leased
-	}
+	st := &checkedTask{Place: p, Head: rec.Head, queue: l.QueueNumber, leased: t.Lease != nil}
 	c.seen[id] = st
 	if !isUTF8(l.Queue, l.Tenant, rec) {
 		c.notUTF8 = append(c.notUTF8, keys.ID(id))
@@ -457,7 +451,7 @@ func (c *checker) telling(key, value []byte) error {
 	}
 	c.told[parent] = end
 	if st := c.seen[parent]; st != nil && (st.Range != end || !st.Parent) {
-		c.report("children of task %s learn that it is %v: %+v", parent, stateIn(end), st)
+		c.report("children of task %s learn that it lies in range %#x: %+v", parent, end, st)
 	}
 	return nil
 }
@@ -471,7 +465,7 @@ func (c *checker) dependent(key, value []byte) error {
 	st := c.seen[parent]
 	if c.told[parent] != 0 {
 		// the child will be told in one of the next groups
-	} else if st == nil || !st.Parent || st.ended() && (st.state != dead || st.At != keys.Forever) {
+	} else if st == nil || !st.Parent || st.ended() && (st.Range != keys.Dead || st.At != keys.Forever) {
 		c.report("task %s waits for %s, which is %+v", taskID(child), taskID(parent), st)
 	}
 	return nil
@@ -481,7 +475,7 @@ func (c *checker) pinned(id keys.ID, v keys.PinnedValue) {
 	if v.Count == 0 || v.Until == keys.Forever {
 		c.report("task %s is pinned by %+v", taskID(id), v)
 	}
-	if st := c.seen[id]; st == nil || st.state != done || st.At != keys.Forever {
+	if st := c.seen[id]; st == nil || st.Range != keys.Done || st.At != keys.Forever {
 		c.report("task %s is pinned and is %+v", taskID(id), st)
 	}
 }
@@ -492,7 +486,7 @@ func (c *checker) pin(key, value []byte) error {
 		c.report("pin %x has value %x: %w", key, value, err)
 		return nil
 	}
-	if st := c.seen[child]; (st == nil || !st.Child || st.ended() && st.state != dead) && !c.leaving[child] {
+	if st := c.seen[child]; (st == nil || !st.Child || st.ended() && st.Range != keys.Dead) && !c.leaving[child] {
 		c.report("task %s pins %s and is %+v", taskID(child), taskID(parent), st)
 	}
 	return nil
@@ -564,7 +558,7 @@ func (c *checker) finish() {
 		c.report("shard %d has version %d of the settings of queue %q and sends version %d", c.index, c.versions[queue], queue, version)
 	}
 	for id, st := range c.seen {
-		if turn := c.turns[st.Head.Group]; st.HoldsTurn && (st.state != dead || st.At != keys.Forever || turn.Holder != keys.ID(id)) {
+		if turn := c.turns[st.Head.Group]; st.HoldsTurn && (st.Range != keys.Dead || st.At != keys.Forever || turn.Holder != keys.ID(id)) {
 			c.report("task %s at %+v holds the turn of group %x, which is %+v", id, st.Place, st.Head.Group, turn)
 		}
 		if st.ended() {
@@ -584,8 +578,8 @@ func (c *checker) finish() {
 			c.report("task %s waits for the turn of group %x, which does not pass on: %+v", id, st.Head.Group, turn)
 		case waits && turn.Holder == keys.ID{} && !c.wakes[wakeKey{st.queue, st.Head.Group, taskID{}}]:
 			c.report("no wakeup gives the turn of group %x to task %s, which waits for it", st.Head.Group, id)
-		case (st.state == ready || st.state == leased) && turn.Holder != keys.ID(id):
-			c.report("task %s is %v, and %s has the turn of its group", id, st.state, taskID(turn.Holder))
+		case st.Range == keys.Task && turn.Holder != keys.ID(id):
+			c.report("task %s is at %+v, and %s has the turn of its group", id, st.Place, taskID(turn.Holder))
 		}
 		if st.Range == keys.Blocked && st.At == 0 && !c.pending[id] && !c.wakes[wakeKey{st.queue, 0, id}] {
 			c.report("task %s waits for no parent", id)

@@ -87,7 +87,7 @@ func (b *rebuilder) copyRecords() error {
 	}); err != nil {
 		return err
 	}
-	for _, prefix := range recordRanges {
+	for _, prefix := range keys.RecordRanges {
 		if err := b.old.scan(prefix, func(key, value []byte) {
 			t, id, ok := b.task(key, value)
 			if !ok {
@@ -149,7 +149,7 @@ func (b *rebuilder) task(key, value []byte) (t *rebuiltTask, id taskID, ok bool)
 	if err != nil {
 		return nil, id, false
 	}
-	t = &rebuiltTask{checkedTask: checkedTask{Place: p, Head: r.Head, state: stateIn(p.Range)}, lane: lane}
+	t = &rebuiltTask{checkedTask: checkedTask{Place: p, Head: r.Head}, lane: lane}
 	if t.waitsForParents() {
 		parents := make(map[keys.ID]bool)
 		for _, id := range r.Parents {
@@ -239,7 +239,7 @@ func (b *rebuilder) copyLeases() error {
 			if t == nil || t.Place != (keys.Place{Range: keys.Task, Group: e.Lane, At: e.Since}) || !store.IsLeaseOf(e, &t.Head) {
 				continue
 			}
-			valid, t.state = true, leased
+			valid, t.leased = true, true
 		}
 		if valid {
 			b.set(key, value)

@@ -237,14 +237,14 @@ func (b *rebuilder) rebuildParents() error {
 func (b *rebuilder) copyPins() error {
 	return errors.Join(
 		scanParsed(b.old, keys.Pinned, keys.ParseByID, keys.ParsePinned, func(id keys.ID, v keys.PinnedValue, key, value []byte) {
-			if t := b.tasks[id]; t != nil && t.state == done && t.At == keys.Forever && v.Count > 0 {
+			if t := b.tasks[id]; t != nil && t.Range == keys.Done && t.At == keys.Forever && v.Count > 0 {
 				b.set(key, value)
 			}
 		}),
 		b.old.scan(keys.Pin, func(key, value []byte) {
 			child, _, err := keys.ParsePin(key)
 			t := b.tasks[child]
-			if err == nil && len(value) == 0 && (b.leaving[child] || t != nil && t.Child && (!t.ended() || t.state == dead)) {
+			if err == nil && len(value) == 0 && (b.leaving[child] || t != nil && t.Child && (!t.ended() || t.Range == keys.Dead)) {
 				b.set(key, nil)
 			}
 		}),
@@ -264,5 +264,5 @@ func (b *rebuilder) writeSent() error {
 // awaited reports whether a task of this shard may have children that wait for it.
 func (b *rebuilder) awaited(parent keys.ID) bool {
 	t := b.tasks[parent]
-	return t != nil && t.Parent && (!t.ended() || t.state == dead && t.At == keys.Forever)
+	return t != nil && t.Parent && (!t.ended() || t.Range == keys.Dead && t.At == keys.Forever)
 }
