@@ -143,9 +143,7 @@ func TestReceived(t *testing.T) {
 	require.NoError(t, to.store.Swapped())
 	require.Empty(t, received(fs))
 
-	f, err := fs.Create(fs.PathJoin(raftDir, recordName), vfs.WriteCategoryUnspecified)
-	require.NoError(t, err)
-	require.NoError(t, f.Close())
+	require.NoError(t, platform.WriteFile(fs, fs.PathJoin(raftDir, recordName), nil))
 	_, err = Received(fs, raftDir)
 	require.ErrorIs(t, err, ErrDamaged)
 }
@@ -396,9 +394,7 @@ func TestOpenRemovesLeftovers(t *testing.T) {
 	require.NoError(t, err)
 	_, err = n.store.receive(source(t, 100, 100).checkpoint(t).Manifest, time.Minute)
 	require.NoError(t, err)
-	f, err := fs.Create(fs.PathJoin(raftDir, recordTemp), vfs.WriteCategoryUnspecified)
-	require.NoError(t, err)
-	require.NoError(t, f.Close())
+	require.NoError(t, platform.WriteFile(fs, fs.PathJoin(raftDir, recordTemp), nil))
 	require.Len(t, n.files(t), 5)
 	installed, _, _ := n.store.Installed()
 
@@ -411,18 +407,11 @@ func TestDamagedMetadataIsNotTakenForNone(t *testing.T) {
 	fs := crashfs.New()
 	n := openNodeAt(t, fs, 20)
 	name := fs.PathJoin(raftDir, recordName)
-	f, err := fs.Open(name)
+	data, err := platform.ReadFile(fs, name)
 	require.NoError(t, err)
-	data, err := io.ReadAll(f)
-	require.NoError(t, err)
-	require.NoError(t, f.Close())
 	for i := range data {
 		for _, bad := range [][]byte{data[:i], append(append(bytes.Clone(data[:i]), data[i]^4), data[i+1:]...)} {
-			f, err := fs.Create(name, vfs.WriteCategoryUnspecified)
-			require.NoError(t, err)
-			_, err = f.Write(bytes.Clone(bad))
-			require.NoError(t, err)
-			require.NoError(t, f.Close())
+			require.NoError(t, platform.WriteFile(fs, name, bytes.Clone(bad)))
 			_, err = Open(fs, raftDir, n.live, slog.New(slog.DiscardHandler))
 			require.ErrorIs(t, err, ErrDamaged, "byte %d", i)
 		}

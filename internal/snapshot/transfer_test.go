@@ -18,7 +18,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/crashfs"
+	"codeq/internal/platform"
 	"codeq/internal/testbase"
+	"codeq/internal/testkit"
 )
 
 // openGate admits everything.
@@ -49,12 +51,8 @@ func (l *filesLive) Checkpoint(dir string) error {
 	for _, f := range someFiles {
 		b := make([]byte, f.size)
 		_, _ = chance.Read(b) // never fails
-		w, err := l.fs.Create(l.fs.PathJoin(dir, f.name), vfs.WriteCategoryUnspecified)
-		if err != nil {
+		if err := platform.WriteFile(l.fs, l.fs.PathJoin(dir, f.name), b); err != nil {
 			return err
-		}
-		if _, err = w.Write(b); errors.Join(err, w.Close()) != nil {
-			return errors.Join(err, os.ErrInvalid)
 		}
 	}
 	return nil
@@ -136,18 +134,13 @@ func requireFiles(t *testing.T, s *Store, c *Checkpoint) {
 	in, err := s.adopt(c.Manifest)
 	require.NoError(t, err)
 	for _, f := range someFiles {
-		require.Equal(t, contents(t, c.store.fs, c.dir, f.name), contents(t, s.fs, in.dir, f.name), f.name)
+		want, err := platform.ReadFile(c.store.fs, c.store.fs.PathJoin(c.dir, f.name))
+		require.NoError(t, err)
+		got, err := platform.ReadFile(s.fs, s.fs.PathJoin(in.dir, f.name))
+		require.NoError(t, err)
+		require.Equal(t, want, got, f.name)
 	}
 	require.Len(t, names(t, s), 1)
-}
-
-func contents(t *testing.T, fs vfs.FS, dir, name string) []byte {
-	t.Helper()
-	f, err := fs.Open(fs.PathJoin(dir, name))
-	require.NoError(t, err)
-	b, err := io.ReadAll(f)
-	require.NoError(t, errors.Join(err, f.Close()))
-	return b
 }
 
 func names(t *testing.T, s *Store) []string {
@@ -311,24 +304,16 @@ func TestConnectionIsReplaced(t *testing.T) {
 // TestDiskFailsUnderTransfer: files that could not be stored are removed.
 func TestDiskFailsUnderTransfer(t *testing.T) {
 	c, s := someCheckpoint(t, 1), emptyStore(t)
-	s.fs = failingFS{s.fs, "000003.sst"}
+	s.fs = &testkit.HookFS{FS: s.fs, Before: func(op, name string) error {
+		if op == "create" && strings.HasSuffix(name, "000003.sst") {
+			return errBroken
+		}
+		return nil
+	}}
 	sent, received := send(c, s, &link{}, openGate)
 	require.ErrorIs(t, received, errBroken)
 	require.ErrorIs(t, sent, ErrRefused)
 	require.Empty(t, names(t, s))
-}
-
-// failingFS creates no file of a name.
-type failingFS struct {
-	vfs.FS
-	name string
-}
-
-func (fs failingFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	if strings.HasSuffix(name, fs.name) {
-		return nil, errBroken
-	}
-	return fs.FS.Create(name, c)
 }
 
 // FuzzReceive: any bytes are refused, or stored, and take no more memory than their number.
@@ -373,34 +358,17 @@ func (*recording) SetDeadline(time.Time) error      { return nil }
 func (*recording) SetReadDeadline(time.Time) error  { return nil }
 func (*recording) SetWriteDeadline(time.Time) error { return nil }
 
-// failingSync is a file system on which the next Sync of a file fails.
-type failingSync struct {
-	vfs.FS
-	fails bool
-}
-
-type failingFile struct {
-	vfs.File
-	fs *failingSync
-}
-
-func (fs *failingSync) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	f, err := fs.FS.Create(name, c)
-	return failingFile{f, fs}, err
-}
-
-func (f failingFile) Sync() error {
-	if f.fs.fails {
-		f.fs.fails = false
-		return errBroken
-	}
-	return f.File.Sync()
-}
-
 // TestFilesOfADiskThatFailsAreNotContinued: when a disk hangs and then fails, the sender notices
 // that it hangs: it offers the files again before the received bytes are removed.
 func TestFilesOfADiskThatFailsAreNotContinued(t *testing.T) {
-	fs := &failingSync{FS: crashfs.New()}
+	fails := false // the next sync
+	fs := &testkit.HookFS{FS: crashfs.New(), Before: func(op, name string) error {
+		if op == "sync" && fails {
+			fails = false
+			return errBroken
+		}
+		return nil
+	}}
 	s, err := Open(fs, "raft", nil, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	c := someCheckpoint(t, 1)
@@ -410,7 +378,7 @@ func TestFilesOfADiskThatFailsAreNotContinued(t *testing.T) {
 	first, err := s.receive(c.Manifest, time.Minute)
 	require.NoError(t, err)
 	require.NoError(t, first.write(0, all[:half]))
-	fs.fails = true
+	fails = true
 	require.ErrorIs(t, first.write(half, all[half:]), errBroken)
 
 	second, err := s.receive(c.Manifest, time.Minute)
