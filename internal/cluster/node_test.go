@@ -28,6 +28,7 @@ func newLoneNode(t *testing.T, disk vfs.FS, votes string, m StateMachine) *Node 
 }
 
 func newLoneNodeAt(l net.Listener, disk vfs.FS, votes string, m StateMachine) *Node {
+	_ = disk.MkdirAll("dir", 0o700) // or Open fails
 	directory := manifest.New(disk, "dir", manifest.Manifest{Format: manifest.Format, Shards: 1, ID: manifest.NewID()})
 	if m, err := manifest.Read(disk, "dir"); err == nil && m != nil { // it was opened before
 		directory.Manifest = *m
@@ -42,6 +43,16 @@ func newLoneNodeAt(l net.Listener, disk vfs.FS, votes string, m StateMachine) *N
 		PanicError: func(what string, value any, _ []byte) error { return fmt.Errorf("panic in %s: %v", what, value) },
 		Votes:      func(string) (raftlog.Stables, error) { return raftlog.OpenStable(platform.FS, votes) },
 	})
+}
+
+// openLone opens a lone node, and returns its group when it leads that.
+func openLone(t *testing.T, n *Node) *Group {
+	require.NoError(t, n.Open())
+	g := n.Group(0)
+	for g.raft.VerifyLeader().Error() != nil {
+		time.Sleep(time.Millisecond)
+	}
+	return g
 }
 
 // stuckMachine does not apply the log before it is told to.
@@ -74,12 +85,9 @@ func TestEndAmidChange(t *testing.T) {
 
 func endAmidChange(t *testing.T, fails bool) {
 	disk, votes := crashfs.New(), filepath.Join(t.TempDir(), "votes")
-	require.NoError(t, disk.MkdirAll("dir", 0o700))
 	m := &stuckMachine{stuck: make(chan struct{}, 1), goOn: make(chan struct{})}
 	n := newLoneNode(t, disk, votes, m)
-	require.NoError(t, n.Open())
-	g := n.Group(0)
-	require.Eventually(t, func() bool { return g.raft.VerifyLeader().Error() == nil }, 10*time.Second, time.Millisecond)
+	g := openLone(t, n)
 	first := g.raft.Apply(entryOf(0, 0, g.raft.CurrentTerm(), "").Data, 0)
 	<-m.stuck
 	changed := make(chan error, 1)
@@ -118,14 +126,9 @@ func TestCloseAwaitsRaft(t *testing.T) {
 	votes := filepath.Join(t.TempDir(), "votes")
 	synctest.Test(t, func(t *testing.T) {
 		disk := crashfs.New()
-		require.NoError(t, disk.MkdirAll("dir", 0o700))
 		m := &stuckMachine{stuck: make(chan struct{}, 1), goOn: make(chan struct{})}
 		n := newLoneNodeAt(make(silence), disk, votes, m)
-		require.NoError(t, n.Open())
-		g := n.Group(0)
-		for g.raft.VerifyLeader().Error() != nil {
-			time.Sleep(time.Millisecond)
-		}
+		g := openLone(t, n)
 		g.raft.Apply(entryOf(0, 0, g.raft.CurrentTerm(), "").Data, 0)
 		<-m.stuck
 		g.stopRaft()
@@ -160,14 +163,9 @@ func TestCloseAnswersAll(t *testing.T) {
 		votes := filepath.Join(t.TempDir(), "votes")
 		synctest.Test(t, func(t *testing.T) {
 			disk := crashfs.New()
-			require.NoError(t, disk.MkdirAll("dir", 0o700))
 			m := &stuckMachine{stuck: make(chan struct{}, 1), goOn: make(chan struct{})}
 			n := newLoneNodeAt(make(silence), disk, votes, m)
-			require.NoError(t, n.Open())
-			g := n.Group(0)
-			for g.raft.VerifyLeader().Error() != nil {
-				time.Sleep(time.Millisecond)
-			}
+			g := openLone(t, n)
 			term := g.raft.CurrentTerm()
 			for range 10 {
 				require.NoError(t, g.beginProposal())

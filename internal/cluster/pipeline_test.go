@@ -124,11 +124,8 @@ func TestPipelineEndsWithItsLastAnswer(t *testing.T) {
 // TestPipelineEndsWithItsTerm: a message waits for its answer no longer than the term lasts.
 func TestPipelineEndsWithItsTerm(t *testing.T) {
 	disk := crashfs.New()
-	require.NoError(t, disk.MkdirAll("dir", 0o700))
 	n := newLoneNode(t, disk, filepath.Join(t.TempDir(), "votes"), new(notes))
-	require.NoError(t, n.Open())
-	g := n.Group(0)
-	require.Eventually(t, func() bool { return g.raft.VerifyLeader().Error() == nil }, 10*time.Second, time.Millisecond)
+	g := openLone(t, n)
 	p := newPipeline(newFakePipeline(time.Hour), g, "b")
 	req := &raft.AppendEntriesRequest{Term: g.raft.CurrentTerm()}
 	_, err := p.AppendEntries(req, new(raft.AppendEntriesResponse))

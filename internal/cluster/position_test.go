@@ -97,12 +97,9 @@ func TestLogContinuesStore(t *testing.T) {
 func TestAppliedEntryIsNotReplaced(t *testing.T) {
 	for _, left := range []bool{false, true} {
 		disk, votes := crashfs.New(), filepath.Join(t.TempDir(), "votes")
-		require.NoError(t, disk.MkdirAll("dir", 0o700))
 		m := &stuckMachine{stuck: make(chan struct{}, 1), goOn: make(chan struct{})}
 		n := newLoneNode(t, disk, votes, m)
-		require.NoError(t, n.Open())
-		g := n.Group(0)
-		require.Eventually(t, func() bool { return g.raft.VerifyLeader().Error() == nil }, 10*time.Second, time.Millisecond)
+		g := openLone(t, n)
 		f := g.raft.Apply(entryOf(0, 0, g.raft.CurrentTerm(), "").Data, 0)
 		<-m.stuck
 		last, err := g.log.LastIndex()
@@ -126,10 +123,8 @@ func TestAppliedEntryIsNotReplaced(t *testing.T) {
 // other shards, and reports the error.
 func TestNodeThatHasDiverged(t *testing.T) {
 	disk, votes := crashfs.New(), filepath.Join(t.TempDir(), "votes")
-	require.NoError(t, disk.MkdirAll("dir", 0o700))
 	n := newLoneNode(t, disk, votes, new(notes))
-	require.NoError(t, n.Open())
-	require.Eventually(t, func() bool { return n.Group(0).raft.VerifyLeader().Error() == nil }, 10*time.Second, time.Millisecond)
+	openLone(t, n)
 	require.NoError(t, n.Close())
 	n = newLoneNode(t, disk, votes, &notes{last: Position{2, 1}}) // Raft's own entry is of term 2
 	require.NoError(t, n.Open())

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
@@ -19,11 +18,8 @@ import (
 // TestRecoverOfBrokenNode: if the log of a node cannot be applied, the error says why.
 func TestRecoverOfBrokenNode(t *testing.T) {
 	disk, votes := crashfs.New(), filepath.Join(t.TempDir(), "votes")
-	require.NoError(t, disk.MkdirAll("dir", 0o700))
 	n := newLoneNode(t, disk, votes, new(notes))
-	require.NoError(t, n.Open())
-	r := n.Group(0).raft
-	require.Eventually(t, func() bool { return r.VerifyLeader().Error() == nil }, 10*time.Second, time.Millisecond)
+	r := openLone(t, n).raft
 	require.NoError(t, r.Apply(entryOf(0, 0, r.CurrentTerm(), "an entry").Data, 0).Error())
 	require.NoError(t, n.Close())
 
@@ -92,10 +88,8 @@ func TestRecover(t *testing.T) {
 					require.Equal(t, tc.applied, applied)
 				}
 				n := newLoneNode(t, disk, votes, m)
-				require.NoError(t, n.Open())
-				g := n.Group(0)
+				g := openLone(t, n)
 				require.NoError(t, g.Failure())
-				require.Eventually(t, func() bool { return g.raft.VerifyLeader().Error() == nil }, 10*time.Second, time.Millisecond)
 				if i == 0 {
 					require.Equal(t, tc.end, g.log.snapshot)
 					require.Greater(t, g.raft.CurrentTerm(), max(tc.end.Term, tc.term))
@@ -112,7 +106,5 @@ func TestRecover(t *testing.T) {
 			}
 		})
 	}
-	disk := crashfs.New()
-	require.NoError(t, disk.MkdirAll("dir", 0o700))
-	require.ErrorContains(t, newLoneNode(t, disk, filepath.Join(t.TempDir(), "votes"), new(notes)).Recover(), "nothing was ever stored")
+	require.ErrorContains(t, newLoneNode(t, crashfs.New(), filepath.Join(t.TempDir(), "votes"), new(notes)).Recover(), "nothing was ever stored")
 }

@@ -56,7 +56,6 @@ func TestFollowerCommitsWhatIsProved(t *testing.T) {
 // openFollower opens a node of a cluster without its other member.
 func openFollower(t *testing.T) (n *Node, other Peer) {
 	disk, m := crashfs.New(), &notes{}
-	require.NoError(t, disk.MkdirAll("dir", 0o700))
 	n = newLoneNode(t, disk, filepath.Join(t.TempDir(), "votes"), m)
 	other = Peer{"b", "b:1", manifest.NewID()}
 	n.c.Directory.Cluster, n.c.Directory.Founders = manifest.NewID(), foundersOf([]Peer{n.self, other})
