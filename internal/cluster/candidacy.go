@@ -59,15 +59,13 @@ func (g *Group) standIn(term, index uint64) {
 	if r == nil || r.State() != raft.Follower || !g.outgrew(r, term, index) || !g.standing.CompareAndSwap(false, true) {
 		return
 	}
-	g.node.background.Go(func() {
-		g.node.contain("candidacy for others", func() {
-			defer g.standing.Store(false)
-			if g.node.Status(g.node.membership.ctx)[g.index].lacksLeader(g.node.c.ElectionTimeout) && g.outgrew(r, term, index) {
-				g.node.log.Info("stands for election although it is not a member", "shard", g.index)
-				g.askSelf()
-			}
-		}, nil)
-	})
+	g.node.run("candidacy for others", func() {
+		defer g.standing.Store(false)
+		if g.node.Status(g.node.membership.ctx)[g.index].lacksLeader(g.node.c.ElectionTimeout) && g.outgrew(r, term, index) {
+			g.node.log.Info("stands for election although it is not a member", "shard", g.index)
+			g.askSelf()
+		}
+	}, nil)
 }
 
 // outgrew reports whether the log of this node says that the node is not a member, and is ahead of

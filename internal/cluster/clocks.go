@@ -129,15 +129,13 @@ func (g *Group) LearnClocks() {
 	defer stop()
 	answers := make(chan struct{}, len(members))
 	for _, m := range members {
-		n.background.Go(func() {
-			n.contain("question for a clock", func() {
-				sent := time.Now()
-				if states, err := n.stateOf(ctx, peerOf(m)); err == nil && len(states) > 0 {
-					n.noteClock(m.ID, states[0].Wall, time.Since(sent))
-				}
-			}, nil)
-			answers <- struct{}{}
-		})
+		n.run("question for a clock", func() {
+			defer func() { answers <- struct{}{} }()
+			sent := time.Now()
+			if states, err := n.stateOf(ctx, peerOf(m)); err == nil && len(states) > 0 {
+				n.noteClock(m.ID, states[0].Wall, time.Since(sent))
+			}
+		}, nil)
 	}
 	for range members {
 		<-answers

@@ -64,9 +64,7 @@ func (g *Group) askVoters(term uint64) error {
 		return nil
 	}
 	for _, v := range g.confirming.add(q) {
-		g.node.background.Go(func() {
-			g.node.contain("question to a voter", func() { g.ask(v.ID) }, g.Fail)
-		})
+		g.node.run("question to a voter", func() { g.ask(v.ID) }, g.Fail)
 	}
 	defer g.confirming.drop(q)
 	// Raft steps down before that if it has no answer of a majority.

@@ -100,9 +100,7 @@ func (n *Node) found() error {
 	if decided || err != nil {
 		return err
 	}
-	n.watches.Go(func() {
-		n.contain("founding of a cluster", n.foundLater, n.failAll)
-	})
+	n.watch("founding of a cluster", n.foundLater, n.failAll)
 	return nil
 }
 
@@ -211,9 +209,7 @@ func (n *Node) begin(founders []Peer) error {
 			return fmt.Errorf("codeq: found shard %d of %s: %w", g.index, d.Path, err)
 		}
 	}
-	n.watches.Go(func() {
-		n.contain("first election", n.standFirst, nil) // or another node stands after HeartbeatTimeout
-	})
+	n.watch("first election", n.standFirst, nil) // or another node stands after HeartbeatTimeout
 	n.watchBeginning()
 	return nil
 }
@@ -223,18 +219,16 @@ func (n *Node) watchBeginning() {
 	if !n.founding.Load() {
 		return
 	}
-	n.watches.Go(func() {
-		n.contain("beginning of a cluster", func() {
-			blank := func(g *Group) bool { return g.raft.CommitIndex() == 0 }
-			err := n.poll(n.membership.ctx, func() (bool, error) { return !slices.ContainsFunc(n.groups, blank), nil })
-			if err == nil {
-				err = n.awaitRoom(n.begun)
-			}
-			if err != nil && n.membership.ctx.Err() == nil {
-				n.failAll(err)
-			}
-		}, n.failAll)
-	})
+	n.watch("beginning of a cluster", func() {
+		blank := func(g *Group) bool { return g.raft.CommitIndex() == 0 }
+		err := n.poll(n.membership.ctx, func() (bool, error) { return !slices.ContainsFunc(n.groups, blank), nil })
+		if err == nil {
+			err = n.awaitRoom(n.begun)
+		}
+		if err != nil && n.membership.ctx.Err() == nil {
+			n.failAll(err)
+		}
+	}, n.failAll)
 }
 
 // goOnFounding completes a begin that a crash has interrupted, for one group. Raft does not: to

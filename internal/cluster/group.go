@@ -176,7 +176,7 @@ func (g *Group) start() error {
 		_, ok := o.Data.(raft.LeaderObservation)
 		return ok
 	}))
-	n.watches.Go(func() { n.contain("watch of leaders", func() { g.follow(elections) }, g.Fail) })
+	n.watch("watch of leaders", func() { g.follow(elections) }, g.Fail)
 	return nil
 }
 
@@ -243,7 +243,7 @@ func (g *Group) Fail(cause error) {
 	}
 	g.node.log.Error("replica failed", "shard", g.index, "err", cause)
 	g.changed()
-	g.node.background.Go(func() { g.node.contain("end of a replica", g.shutDown, nil) })
+	g.node.run("end of a replica", g.shutDown, nil)
 }
 
 // Failure is the reason why the group has ended here; nil: it has not.

@@ -17,6 +17,16 @@ func (n *Node) contain(what string, f func(), caught func(error)) {
 	})
 }
 
+// run is contain on a goroutine that only Close waits for.
+func (n *Node) run(what string, f func(), caught func(error)) {
+	n.background.Go(func() { n.contain(what, f, caught) })
+}
+
+// watch is run for a goroutine that ends before the groups do.
+func (n *Node) watch(what string, f func(), caught func(error)) {
+	n.watches.Go(func() { n.contain(what, f, caught) })
+}
+
 // guarded calls f, and returns its error; a panic is logged, and becomes an error.
 func (n *Node) guarded(what string, f func() error) (err error) {
 	n.contain(what, func() { err = f() }, func(caught error) { err = caught })

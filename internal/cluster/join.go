@@ -133,23 +133,21 @@ const joinTimeout = 5 * time.Minute
 // closed.
 func (n *Node) whileFurther(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	n.background.Go(func() {
-		n.contain("watch of a new node", func() {
-			look := time.NewTicker(joinTimeout / looks)
-			defer look.Stop()
-			for last, still := n.further(), 0; still < looks; still++ {
-				select {
-				case <-look.C:
-				case <-ctx.Done():
-					return
-				}
-				if now := n.further(); now != last {
-					last, still = now, -1
-				}
+	n.run("watch of a new node", func() {
+		look := time.NewTicker(joinTimeout / looks)
+		defer look.Stop()
+		for last, still := n.further(), 0; still < looks; still++ {
+			select {
+			case <-look.C:
+			case <-ctx.Done():
+				return
 			}
-			cancel(fmt.Errorf("%w: the node has got no further for %v", context.DeadlineExceeded, joinTimeout))
-		}, cancel)
-	})
+			if now := n.further(); now != last {
+				last, still = now, -1
+			}
+		}
+		cancel(fmt.Errorf("%w: the node has got no further for %v", context.DeadlineExceeded, joinTimeout))
+	}, cancel)
 	return ctx, func() { cancel(nil) }
 }
 

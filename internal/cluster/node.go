@@ -200,22 +200,20 @@ func (n *Node) Open() error {
 	close(n.opened)
 	n.watchBeginning()
 	for _, g := range n.groups {
-		n.watches.Go(func() {
-			n.contain("watch of elections", func() { g.watch(n.quit) }, func(err error) {
-				g.Fail(err)
-				g.leave(base.ErrNotLeader)
-			})
+		n.watch("watch of elections", func() { g.watch(n.quit) }, func(err error) {
+			g.Fail(err)
+			g.leave(base.ErrNotLeader)
 		})
-		n.watches.Go(func() { n.contain("compaction of the log", func() { g.compact(n.quit) }, g.Fail) })
+		n.watch("compaction of the log", func() { g.compact(n.quit) }, g.Fail)
 	}
 	// After a panic leaders stay where they are.
-	n.watches.Go(func() { n.contain("balance", func() { n.balance(n.quit) }, nil) })
-	n.watches.Go(func() { n.contain("upgrade", func() { n.upgrade(n.quit) }, nil) })
-	n.watches.Go(func() { n.contain("greeting", n.makeKnown, nil) })
-	n.watches.Go(func() { n.contain("candidacy of the only voter", n.standAlone, nil) })
+	n.watch("balance", func() { n.balance(n.quit) }, nil)
+	n.watch("upgrade", func() { n.upgrade(n.quit) }, nil)
+	n.watch("greeting", n.makeKnown, nil)
+	n.watch("candidacy of the only voter", n.standAlone, nil)
 	switch {
 	case len(n.former()) > 0:
-		n.watches.Go(func() { n.contain("rejoining", n.rejoin, n.failAll) })
+		n.watch("rejoining", n.rejoin, n.failAll)
 	case n.c.Join:
 		return n.join()
 	case n.Cluster() == "":
@@ -330,7 +328,7 @@ func (n *Node) Close() error {
 	n.membership.stop()
 	n.membership.mu.Unlock()
 	ended := make(chan struct{})
-	n.background.Go(func() { n.contain("end of a replica", func() { n.forceShutdown(ended) }, nil) })
+	n.run("end of a replica", func() { n.forceShutdown(ended) }, nil)
 	n.resign()
 	close(n.quit)
 	n.watches.Wait()

@@ -33,9 +33,7 @@ const inFlight = 2
 func newPipeline(inner raft.AppendPipeline, g *Group, to raft.ServerID) *pipeline {
 	p := &pipeline{AppendPipeline: inner, group: g, to: to, sent: time.Now(), ended: make(chan struct{})}
 	end := func(error) { _ = p.Close() } // never fails
-	g.node.background.Go(func() {
-		g.node.contain("term of a pipeline", func() { p.awaitEnd(); end(nil) }, end)
-	})
+	g.node.run("term of a pipeline", func() { p.awaitEnd(); end(nil) }, end)
 	return p
 }
 

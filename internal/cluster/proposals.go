@@ -150,12 +150,10 @@ func (g *Group) idleProposer() *proposer {
 		next: make(chan proposal), ended: make(chan struct{}), answer: make(chan error, 1), timer: time.NewTimer(time.Hour),
 	}
 	by.state.Store(proposalAnswered)
-	g.node.background.Go(func() {
-		g.node.contain("proposals", func() { g.carryOut(by) }, func(err error) {
-			g.Fail(err)
-			close(by.ended)
-			g.settle(by, err)
-		})
+	g.node.run("proposals", func() { g.carryOut(by) }, func(err error) {
+		g.Fail(err)
+		close(by.ended)
+		g.settle(by, err)
 	})
 	return by
 }

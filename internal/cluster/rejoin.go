@@ -135,12 +135,10 @@ func (n *Node) search(p Peer) {
 	if !n.membership.searching.CompareAndSwap(false, true) {
 		return
 	}
-	n.background.Go(func() {
-		n.contain("search for a member", func() {
-			defer n.membership.searching.Store(false)
-			n.find(n.membership.ctx, p)
-		}, nil)
-	})
+	n.run("search for a member", func() {
+		defer n.membership.searching.Store(false)
+		n.find(n.membership.ctx, p)
+	}, nil)
 }
 
 // find takes back a member that has another ID, or was being taken back. It returns when another

@@ -136,9 +136,7 @@ func (n *Node) beginReplacement(ctx context.Context, old string, by Peer) (_ con
 		return nil, nil, err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	n.background.Go(func() {
-		n.contain("confirmation of a replacement", func() { n.confirmReplacement(ctx, cancel, p, lease) }, cancel)
-	})
+	n.run("confirmation of a replacement", func() { n.confirmReplacement(ctx, cancel, p, lease) }, cancel)
 	return ctx, func() {
 		cancel(nil)
 		ctx, cancel := context.WithTimeout(n.ctx, n.c.ElectionTimeout)

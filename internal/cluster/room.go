@@ -148,7 +148,7 @@ func (n *Node) diskRoom() diskRoom {
 	d := n.room
 	if d.least > 0 {
 		if now, ok := d.isTime(0); ok {
-			n.background.Go(func() { n.contain("look at the disk", func() { d.measure(now) }, nil) })
+			n.run("look at the disk", func() { d.measure(now) }, nil)
 		}
 	}
 	r := diskRoom{free: d.free.Load(), wanted: 4 * d.least}

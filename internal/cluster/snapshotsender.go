@@ -148,9 +148,7 @@ func (g *Group) trySending(files *sharedFiles, to raft.Server, term uint64) (fur
 			err = cause
 		}
 	}()
-	n.background.Go(func() {
-		n.contain("watch of a transfer", func() { cancel(g.endOfSending(ctx, files, to.ID, term)) }, cancel)
-	})
+	n.run("watch of a transfer", func() { cancel(g.endOfSending(ctx, files, to.ID, term)) }, cancel)
 	conn, err := n.peer.OpenFiles(ctx, target, g.index)
 	if err != nil {
 		return false, err
@@ -161,7 +159,7 @@ func (g *Group) trySending(files *sharedFiles, to raft.Server, term uint64) (fur
 	if err := t.Offer(term); err != nil {
 		return false, err
 	}
-	n.background.Go(func() { n.contain("answer of a receiver", t.Listen, t.Fail) })
+	n.run("answer of a receiver", t.Listen, t.Fail)
 	err = t.Send(func(offset int64) error {
 		further = g.sender.moves(to.ID, uint64(offset)) || further
 		return g.maySend(to.ID, term)

@@ -30,7 +30,7 @@ func newTransport(g *Group, c *raft.NetworkTransportConfig, diverged error) *tra
 		NetworkTransport: raft.NewNetworkTransportWithConfig(c), group: g, diverged: diverged,
 		admitted: make(chan raft.RPC), quit: make(chan struct{}),
 	}
-	g.node.background.Go(func() { g.node.contain("transport", t.receive, g.Fail) })
+	g.node.run("transport", t.receive, g.Fail)
 	return t
 }
 
@@ -185,12 +185,10 @@ func (t *transport) admit(rpc raft.RPC) bool {
 		if req.Term >= latest && !held {
 			return true
 		}
-		t.group.node.background.Go(func() {
-			t.group.node.contain("late snapshot", func() {
-				_, _ = io.Copy(io.Discard, rpc.Reader) // the answer is read after all has been sent
-				rpc.Respond(&raft.InstallSnapshotResponse{RPCHeader: t.header(), Term: latest, Success: req.Term >= latest}, nil)
-			}, func(err error) { rpc.Respond(nil, err) })
-		})
+		t.group.node.run("late snapshot", func() {
+			_, _ = io.Copy(io.Discard, rpc.Reader) // the answer is read after all has been sent
+			rpc.Respond(&raft.InstallSnapshotResponse{RPCHeader: t.header(), Term: latest, Success: req.Term >= latest}, nil)
+		}, func(err error) { rpc.Respond(nil, err) })
 		return false
 	}
 	return true
