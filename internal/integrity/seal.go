@@ -57,7 +57,15 @@ func Seal(fs vfs.FS, dir string) error {
 		return err
 	}
 	slices.Sort(names)
-	return writeSeal(fs, dir, slices.DeleteFunc(names, func(name string) bool { return !ofStore(name) }))
+	var text strings.Builder
+	for _, name := range slices.DeleteFunc(names, func(name string) bool { return !ofStore(name) }) {
+		f, err := describe(fs, dir, name)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintln(&text, f)
+	}
+	return replace(fs, fs.PathJoin(dir, SealName), fmt.Appendf(nil, "%s\n%s", sum(text.String()), text.String()))
 }
 
 // IsSealed reports whether a store has a seal, without reading it.
@@ -167,10 +175,10 @@ func coveredFrom(name string, size int64) int64 {
 // Unseal checks a store, and durably removes its seal. REQUIRES: the directory exists.
 func Unseal(fs vfs.FS, dir string) error {
 	sealed, err := Check(fs, dir)
-	if err == nil && sealed {
-		err = unseal(fs, dir)
+	if err != nil || !sealed {
+		return err
 	}
-	return err
+	return unseal(fs, fs.PathJoin(dir, SealName))
 }
 
 // fileSeal is the suffix of the seal of a single file: a line as in the seal of a store, after its
@@ -184,13 +192,7 @@ func SealFile(fs vfs.FS, path string) error {
 		return err
 	}
 	line := f.String()
-	if err := platform.WriteFile(fs, path+fileSeal+".tmp", fmt.Appendf(nil, "%s\n%s\n", sum(line), line)); err != nil {
-		return err
-	}
-	if err := fs.Rename(path+fileSeal+".tmp", path+fileSeal); err != nil {
-		return err
-	}
-	return platform.SyncDirectory(fs, fs.PathDir(path))
+	return replace(fs, path+fileSeal, fmt.Appendf(nil, "%s\n%s\n", sum(line), line))
 }
 
 // RemoveFile durably removes a file and its seal, if they exist: the seal first, since one without
@@ -224,16 +226,7 @@ func CheckFile(fs vfs.FS, path string) (sealed bool, err error) {
 	if !ok || want.name != name {
 		return false, damaged(dir, name+fileSeal, "says nothing of that file")
 	}
-	have, err := describe(fs, dir, name)
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		return true, damaged(dir, name, "is missing")
-	case err != nil:
-		return true, err
-	case have != want:
-		return true, damaged(dir, name, "is not as it was when it was closed")
-	}
-	return true, nil
+	return true, want.check(fs, dir)
 }
 
 // UnsealFile checks a file, and durably removes its seal.
@@ -242,10 +235,7 @@ func UnsealFile(fs vfs.FS, path string) error {
 	if err != nil || !sealed {
 		return err
 	}
-	if err := fs.Remove(path + fileSeal); err != nil {
-		return err
-	}
-	return platform.SyncDirectory(fs, fs.PathDir(path))
+	return unseal(fs, path+fileSeal)
 }
 
 // TableSuffix is the suffix of the names of Pebble's tables.
@@ -274,6 +264,20 @@ type sealedFile struct {
 }
 
 func (f sealedFile) String() string { return fmt.Sprintf("%s %d %08x", f.name, f.size, f.crc) }
+
+// check compares a file with its description.
+func (f sealedFile) check(fs vfs.FS, dir string) error {
+	have, err := describe(fs, dir, f.name)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return damaged(dir, f.name, "is missing")
+	case err != nil:
+		return err
+	case have != f:
+		return damaged(dir, f.name, "is not as it was when it was closed")
+	}
+	return nil
+}
 
 // parseSealedFile is the inverse of String. It accepts no name outside the directory.
 func parseSealedFile(line string) (f sealedFile, ok bool) {
@@ -318,24 +322,15 @@ func readSeal(fs vfs.FS, dir string) (files []sealedFile, err error) {
 	return files, nil
 }
 
-// writeSeal writes a seal atomically and durably. names are sorted.
-func writeSeal(fs vfs.FS, dir string, names []string) error {
-	var text strings.Builder
-	for _, name := range names {
-		f, err := describe(fs, dir, name)
-		if err != nil {
-			return err
-		}
-		fmt.Fprintln(&text, f)
-	}
-	temp := fs.PathJoin(dir, SealName+".tmp")
-	if err := platform.WriteFile(fs, temp, fmt.Appendf(nil, "%s\n%s", sum(text.String()), text.String())); err != nil {
+// replace writes a file atomically and durably.
+func replace(fs vfs.FS, path string, b []byte) error {
+	if err := platform.WriteFile(fs, path+".tmp", b); err != nil {
 		return err
 	}
-	if err := fs.Rename(temp, fs.PathJoin(dir, SealName)); err != nil {
+	if err := fs.Rename(path+".tmp", path); err != nil {
 		return err
 	}
-	return platform.SyncDirectory(fs, dir)
+	return platform.SyncDirectory(fs, fs.PathDir(path))
 }
 
 // checkSeal compares files with the seal, and returns their names; nil if there is no seal.
@@ -347,24 +342,18 @@ func checkSeal(fs vfs.FS, dir string) (known map[string]bool, err error) {
 	known = make(map[string]bool)
 	for _, want := range files {
 		known[want.name] = true
-		have, err := describe(fs, dir, want.name)
-		switch {
-		case errors.Is(err, os.ErrNotExist):
-			return known, damaged(dir, want.name, "is missing")
-		case err != nil:
+		if err := want.check(fs, dir); err != nil {
 			return known, err
-		case have != want:
-			return known, damaged(dir, want.name, "is not as it was when it was closed")
 		}
 	}
 	return known, nil
 }
 
-func unseal(fs vfs.FS, dir string) error {
-	if err := fs.Remove(fs.PathJoin(dir, SealName)); err != nil {
+func unseal(fs vfs.FS, seal string) error {
+	if err := fs.Remove(seal); err != nil {
 		return err
 	}
-	return platform.SyncDirectory(fs, dir)
+	return platform.SyncDirectory(fs, fs.PathDir(seal))
 }
 
 // describe returns the description of a file for a seal.

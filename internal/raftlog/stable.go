@@ -85,11 +85,7 @@ func createBolt(path string) error {
 	if err := os.Rename(temporary, path); err != nil {
 		return err
 	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
+	return platform.SyncDirectory(platform.FS, filepath.Dir(path))
 }
 
 func openBolt(path string) (*raftboltdb.BoltStore, error) {
