@@ -105,6 +105,7 @@ type importer struct {
 	all       bool             // all lines have been read
 	done      uint64           // tasks
 	written   int              // bytes since the room on the disk was looked at
+	failure   error            // of a write, after which nothing is written
 }
 
 // imported is a shard of the new queue.
@@ -246,30 +247,28 @@ const (
 	KeepFree = 64 << 20
 )
 
-// set writes a key of a shard.
-func (im *importer) set(s *imported, key, value []byte) error {
-	if s.raw == nil {
-		return nil
+// set writes a key of a shard, unless a write has failed before; see failure.
+func (im *importer) set(s *imported, key, value []byte) {
+	if s.raw == nil || im.failure != nil {
+		return
 	}
-	if err := s.batch.Set(key, value, nil); err != nil || s.batch.Len() < batchBytes {
-		return err
+	im.failure = s.batch.Set(key, value, nil)
+	if s.batch.Len() >= batchBytes {
+		im.flush(s)
 	}
-	return im.flush(s)
 }
 
-func (im *importer) flush(s *imported) error {
-	if s.raw == nil || s.batch.Empty() {
-		return nil
+func (im *importer) flush(s *imported) {
+	if s.raw == nil || im.failure != nil {
+		return
 	}
-	im.written += s.batch.Len()
-	if im.written > lookBytes {
-		if err := im.room(); err != nil {
-			return err
+	if im.written += s.batch.Len(); im.written > lookBytes {
+		if im.failure = im.room(); im.failure != nil {
+			return
 		}
 	}
-	err := errors.Join(s.batch.Commit(pebble.NoSync), s.batch.Close())
+	im.failure = errors.Join(s.batch.Commit(pebble.NoSync), s.batch.Close())
 	s.batch = s.raw.DB().NewBatch()
-	return err
 }
 
 // room makes sure that there is room on the disk, since a store would wait for it without end.
@@ -300,7 +299,7 @@ func (im *importer) readAll() error {
 			break
 		}
 		waits, err := im.take(&l)
-		if err != nil {
+		if err = cmp.Or(im.failure, err); err != nil {
 			return im.failed(err)
 		}
 		if waits {
@@ -315,16 +314,15 @@ func (im *importer) readAll() error {
 			return err
 		}
 		_, err := im.take(&l)
-		return err
+		return cmp.Or(im.failure, err)
 	}); err != nil {
 		return im.failed(err)
 	}
 	for _, s := range im.shards {
-		if err := errors.Join(im.finish(s), im.flush(s)); err != nil {
-			return err
-		}
+		im.finish(s)
+		im.flush(s)
 	}
-	return nil
+	return im.failure
 }
 
 // wrongLine is a fault of a line.
@@ -370,7 +368,7 @@ func (im *importer) take(l *Line) (waits bool, err error) {
 	case l.Dependent != nil:
 		return false, im.dependent(l.Dependent)
 	case l.Pin != nil:
-		return false, im.pin(l.Pin)
+		im.pin(l.Pin)
 	case l.Telling != nil:
 		return false, im.telling(l.Telling)
 	case l.Wake != nil:
@@ -384,21 +382,19 @@ func (im *importer) take(l *Line) (waits bool, err error) {
 }
 
 // queue returns the number of a queue in a shard.
-func (im *importer) queue(s *imported, name string) (uint32, error) {
+func (im *importer) queue(s *imported, name string) uint32 {
 	n := s.queues[name]
-	if n != 0 {
-		return n, nil
+	if n == 0 {
+		n = uint32(len(s.queues)) + 1
+		s.queues[name] = n
+		im.set(s, keys.AppendNumbered(nil, keys.Queue, n), []byte(name))
 	}
-	n = uint32(len(s.queues)) + 1
-	s.queues[name] = n
-	return n, im.set(s, keys.AppendNumbered(nil, keys.Queue, n), []byte(name))
+	return n
 }
 
 // lane returns the numbers of a queue and a lane in a shard.
 func (im *importer) lane(s *imported, t *Template) (queue, lane uint32, err error) {
-	if queue, err = im.queue(s, t.Queue); err != nil {
-		return 0, 0, err
-	}
+	queue = im.queue(s, t.Queue)
 	k := laneKey{t.Queue, t.Tenant, t.Priority}
 	if n, ok := s.lanes[k]; ok {
 		return queue, n, nil
@@ -409,7 +405,8 @@ func (im *importer) lane(s *imported, t *Template) (queue, lane uint32, err erro
 	}
 	s.lanes[k] = n
 	entry := keys.LaneValue{Queue: queue, Priority: t.Priority, Tenant: t.Tenant, Seq: uint64(n) + 1}
-	return queue, n, im.set(s, keys.AppendNumbered(nil, keys.Lane, n), entry.Append(nil))
+	im.set(s, keys.AppendNumbered(nil, keys.Lane, n), entry.Append(nil))
+	return queue, n, nil
 }
 
 // named returns the new ID of a task; one that is gone keeps its own, which no task has.
@@ -481,7 +478,7 @@ func (im *importer) parents(rec *record.Record, onMissing, siblings bool) bool {
 }
 
 // finish stores the leases of a shard, and its clocks.
-func (im *importer) finish(s *imported) error {
+func (im *importer) finish(s *imported) {
 	slices.SortStableFunc(s.leases, func(a, b storedLease) int {
 		return cmp.Or(cmp.Compare(a.header.Deadline, b.header.Deadline), cmp.Compare(b2i(a.header.Local), b2i(b.header.Local)),
 			cmp.Compare(a.entry.Worker, b.entry.Worker))
@@ -503,18 +500,14 @@ func (im *importer) finish(s *imported) error {
 		}
 		var key [keys.LeaseLen]byte
 		keys.PutLease(key[:], clock)
-		if err := im.set(s, key[:], value); err != nil {
-			return err
-		}
+		im.set(s, key[:], value)
 		left = left[n:]
 	}
 	if im.header.Periods != keys.ClockMillis(clock) { // which would stand for it
 		v := keys.PeriodTimeValue{Clock: im.header.Periods}
-		if err := im.set(s, []byte{keys.PeriodTime}, v.Append(nil)); err != nil {
-			return err
-		}
+		im.set(s, []byte{keys.PeriodTime}, v.Append(nil))
 	}
-	return im.set(s, keys.AppendNumbered(nil, keys.Counters, 0), (&keys.CountersValue{Clock: clock}).Append(nil))
+	im.set(s, keys.AppendNumbered(nil, keys.Counters, 0), (&keys.CountersValue{Clock: clock}).Append(nil))
 }
 
 func b2i(b bool) int {

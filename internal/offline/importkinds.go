@@ -2,7 +2,6 @@ package offline
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -24,14 +23,9 @@ func (im *importer) settings(l *settingsLine) error {
 		return wrong("settings of queue %q: %w", l.Queue, err)
 	}
 	for _, s := range im.shards {
-		if err := im.set(s, append([]byte{keys.Settings}, l.Queue...), value); err != nil {
-			return err
-		}
-		if l.Granted == nil {
-			continue
-		}
-		if err := im.set(s, append([]byte{keys.Granted}, l.Queue...), keys.AppendNumber(nil, *l.Granted)); err != nil {
-			return err
+		im.set(s, append([]byte{keys.Settings}, l.Queue...), value)
+		if l.Granted != nil {
+			im.set(s, append([]byte{keys.Granted}, l.Queue...), keys.AppendNumber(nil, *l.Granted))
 		}
 	}
 	return nil
@@ -62,7 +56,8 @@ func (im *importer) schedule(l *scheduleLine) (waits bool, err error) {
 	if _, err := Rules.Schedule(key, value); err != nil || l.Cron == "" && l.Every == 0 {
 		return false, wrong("schedule %q, of Cron %q and Every %d: %w", l.Name, l.Cron, l.Every, err)
 	}
-	return false, im.set(im.shards[keys.ShardOfSchedule(l.Name, len(im.shards))], key, value)
+	im.set(im.shards[keys.ShardOfSchedule(l.Name, len(im.shards))], key, value)
+	return false, nil
 }
 
 // totals stores the totals of a queue in one shard: as rows of earlier days, and in the counters of
@@ -81,14 +76,11 @@ func (im *importer) totals(l *totalsLine) error {
 		return wrong("totals of queue %q on day %d: less than on that day", l.Queue, l.Day)
 	}
 	s := im.shards[keys.ShardOfSchedule(l.Queue, len(im.shards))]
-	n, err := im.queue(s, l.Queue)
-	if err != nil {
-		return err
-	}
+	n := im.queue(s, l.Queue)
 	counters := keys.CountersValue{Clock: im.header.Clock, Totals: v}
-	return errors.Join(
-		im.set(s, keys.AppendTotals(nil, l.Queue, l.Day), v.Append(nil)),
-		im.set(s, keys.AppendNumbered(nil, keys.Counters, n), counters.Append(nil)))
+	im.set(s, keys.AppendTotals(nil, l.Queue, l.Day), v.Append(nil))
+	im.set(s, keys.AppendNumbered(nil, keys.Counters, n), counters.Append(nil))
+	return nil
 }
 
 // key gives all shards the key of a task that is gone: the hash does not tell its shard.
@@ -102,9 +94,7 @@ func (im *importer) key(l *keyLine) error {
 	}
 	value := keys.UniqueValue{ID: keys.Gone, Until: l.Until}.Append(nil)
 	for _, s := range im.shards {
-		if err := im.set(s, keys.AppendHashed(nil, hash), value); err != nil {
-			return err
-		}
+		im.set(s, keys.AppendHashed(nil, hash), value)
 	}
 	return nil
 }
@@ -155,9 +145,7 @@ func (im *importer) task(l *taskLine) (waits bool, err error) {
 	if !im.parents(&rec, false, false) {
 		return true, nil
 	}
-	if err := im.set(s, p.AppendKey(nil, id), l.value(p, lane, &rec)); err != nil {
-		return false, err
-	}
+	im.set(s, p.AppendKey(nil, id), l.value(p, lane, &rec))
 	return false, im.rest(s, l, id, p, &rec)
 }
 
@@ -172,24 +160,18 @@ func (im *importer) rest(s *imported, l *taskLine, id keys.ID, p keys.Place, rec
 		if err != nil {
 			return err
 		}
-		if err := im.set(s, keys.AppendHashed(nil, hash), keys.UniqueValue{ID: id, Until: l.KeyTill}.Append(nil)); err != nil {
-			return err
-		}
+		im.set(s, keys.AppendHashed(nil, hash), keys.UniqueValue{ID: id, Until: l.KeyTill}.Append(nil))
 	}
 	if l.HasTurn {
-		if err := im.set(s, keys.AppendScope(nil, rec.Group), keys.GroupValue{Holder: id}.Append(nil)); err != nil {
-			return err
-		}
+		im.set(s, keys.AppendScope(nil, rec.Group), keys.GroupValue{Holder: id}.Append(nil))
 	}
 	if l.Pending != 0 {
-		if err := im.set(s, keys.AppendByID(nil, keys.Pending, id), keys.AppendNumber(nil, l.Pending)); err != nil {
-			return err
-		}
+		im.set(s, keys.AppendByID(nil, keys.Pending, id), keys.AppendNumber(nil, l.Pending))
 	}
-	if l.Pinned == nil {
-		return nil
+	if l.Pinned != nil {
+		im.set(s, keys.AppendByID(nil, keys.Pinned, id), keys.PinnedValue(*l.Pinned).Append(nil))
 	}
-	return im.set(s, keys.AppendByID(nil, keys.Pinned, id), keys.PinnedValue(*l.Pinned).Append(nil))
+	return nil
 }
 
 // dependent stores that a task waits for another one, in the shard of the latter.
@@ -198,7 +180,8 @@ func (im *importer) dependent(l *dependentLine) error {
 		return wrong("task %s waits with OnDead %d", l.Child, l.OnDead)
 	}
 	parent := im.mention(l.Parent)
-	return im.set(im.shardOf(parent), keys.AppendDependent(nil, parent, im.named(l.Child)), []byte{l.OnDead})
+	im.set(im.shardOf(parent), keys.AppendDependent(nil, parent, im.named(l.Child)), []byte{l.OnDead})
+	return nil
 }
 
 // mention notes that a tie names a task, and returns its new ID.
@@ -208,9 +191,9 @@ func (im *importer) mention(id lineID) keys.ID {
 }
 
 // pin stores that a result is kept for a task, in the shard of the latter.
-func (im *importer) pin(l *pinLine) error {
+func (im *importer) pin(l *pinLine) {
 	child := im.named(l.Child)
-	return im.set(im.shardOf(child), keys.AppendPin(nil, child, im.mention(l.Parent)), nil)
+	im.set(im.shardOf(child), keys.AppendPin(nil, child, im.mention(l.Parent)), nil)
 }
 
 // telling stores that children are being told of the end of a task.
@@ -219,7 +202,8 @@ func (im *importer) telling(l *tellingLine) error {
 		return wrong("children of task %s learn that it is %s", l.ID, states[l.End])
 	}
 	id := im.mention(l.ID)
-	return im.set(im.shardOf(id), keys.AppendByID(nil, keys.Telling, id), []byte{byte(l.End)})
+	im.set(im.shardOf(id), keys.AppendByID(nil, keys.Telling, id), []byte{byte(l.End)})
+	return nil
 }
 
 // wake stores a wakeup, in the shard of the tasks that it concerns. A scope without tasks that wait
@@ -232,27 +216,20 @@ func (im *importer) wake(l *wakeLine) error {
 	if l.Cancel {
 		how = keys.WakeCancel
 	}
+	awaken := func(s *imported, id keys.ID) {
+		im.set(s, keys.AppendGrouped(nil, keys.Wake, im.queue(s, l.Queue), l.Scope, id), []byte{how})
+	}
 	if l.Scope == 0 {
 		id := im.named(l.ID)
-		return im.awaken(im.shardOf(id), l, id, how)
+		awaken(im.shardOf(id), id)
+		return nil
 	}
 	for _, s := range im.shards {
-		if !im.scopes[scopeIn{l.Scope, s.number}] {
-			continue
-		}
-		if err := im.awaken(s, l, keys.ID{}, how); err != nil {
-			return err
+		if im.scopes[scopeIn{l.Scope, s.number}] {
+			awaken(s, keys.ID{})
 		}
 	}
 	return nil
-}
-
-func (im *importer) awaken(s *imported, l *wakeLine, id keys.ID, how byte) error {
-	n, err := im.queue(s, l.Queue)
-	if err != nil {
-		return err
-	}
-	return im.set(s, keys.AppendGrouped(nil, keys.Wake, n, l.Scope, id), []byte{how})
 }
 
 // message stores a message, which its receiver sends to itself. Those of two shards have no order.
@@ -265,7 +242,8 @@ func (im *importer) message(l *messageLine) (waits bool, err error) {
 	case keys.MsgFlow:
 		return im.flow(l, &m)
 	case keys.MsgTicked:
-		return false, im.send(im.shards[keys.ShardOfSchedule(l.Schedule, len(im.shards))], &m)
+		im.send(im.shards[keys.ShardOfSchedule(l.Schedule, len(im.shards))], &m)
+		return false, nil
 	case keys.MsgDepend, keys.MsgUnpin:
 	case keys.MsgEnded, keys.MsgLeft:
 		about = l.Child
@@ -281,7 +259,8 @@ func (im *importer) message(l *messageLine) (waits bool, err error) {
 	if l.Child != (lineID{}) {
 		m.Child = im.named(l.Child)
 	}
-	return false, im.send(im.shardOf(im.named(about)), &m)
+	im.send(im.shardOf(im.named(about)), &m)
+	return false, nil
 }
 
 // admission stores a message with a task to produce.
@@ -300,7 +279,8 @@ func (im *importer) admission(l *messageLine, m *keys.Message) (waits bool, err 
 	if l.Kind == keys.MsgFollow {
 		m.Parent = im.named(l.Parent)
 	}
-	return false, im.send(im.home(&rec.Ties, l.Parent), m)
+	im.send(im.home(&rec.Ties, l.Parent), m)
+	return false, nil
 }
 
 // flow stores a message with tasks that wait for each other.
@@ -327,12 +307,13 @@ func (im *importer) flow(l *messageLine, m *keys.Message) (waits bool, err error
 	if err != nil || len(tasks) == 0 || l.Task != nil {
 		return false, wrong("a message of kind %d with %d tasks: %w", l.Kind, len(tasks), err)
 	}
-	return false, im.send(im.home(&tasks[0].Tied.Ties, l.Parent), m)
+	im.send(im.home(&tasks[0].Tied.Ties, l.Parent), m)
+	return false, nil
 }
 
-func (im *importer) send(s *imported, m *keys.Message) error {
+func (im *importer) send(s *imported, m *keys.Message) {
 	s.sent++
-	return im.set(s, keys.AppendOutbound(nil, uint32(s.number), s.sent), m.Append(nil))
+	im.set(s, keys.AppendOutbound(nil, uint32(s.number), s.sent), m.Append(nil))
 }
 
 // leasesAtOnce is how many leases are in one record.
