@@ -52,7 +52,7 @@ func Check(r pebble.Reader, rules *Rules, index, shards int) error {
 	return errors.Join(c.errs...)
 }
 
-// inspect is Check of a shard by itself, and returns all findings.
+// inspect is Check without Crosscheck, and returns all findings.
 func inspect(r pebble.Reader, rules *Rules, index, shards int) *checker {
 	c := &checker{
 		r: r, view: store.NewSnapshot(r), rules: rules, index: index, shards: shards,

@@ -105,7 +105,7 @@ type importer struct {
 	all       bool             // all lines have been read
 	done      uint64           // tasks
 	written   int              // bytes since the room on the disk was looked at
-	failure   error            // of a write, after which nothing is written
+	failure   error            // the first of a write; nothing is written after it
 }
 
 // imported is a shard of the new queue.
