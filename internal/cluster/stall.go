@@ -130,33 +130,46 @@ func (g *Group) hasForfeited(term uint64) bool {
 	return last > 0 && term <= last
 }
 
-// heard is a leader that Raft does not know, since the term cannot be stored.
+// heard is the leader of a term that Raft has not stored yet.
 type heard struct {
 	term uint64
 	id   raft.ServerID
 	addr raft.ServerAddress
 }
 
-// isStuck reports whether Raft could not take a message of a leader's term, since it would have to
-// store the term on a disk that hangs. Each such message would block a goroutine. From now on calls
-// go to that leader, and a leader on this node ends.
+// hear records the leader of a later term than Raft's, with its first message: calls go to it from
+// then on. Raft names it when the term is stored. On a disk that hangs, Raft blocks in that
+// message, and the leader sends no other within raftTimeout; but the disk counts as stalled only
+// after Watch.After.
+func (g *Group) hear(h heard) {
+	for last := g.heard.Load(); last == nil || last.term < h.term; last = g.heard.Load() {
+		if g.heard.CompareAndSwap(last, &h) {
+			g.termOwner.begin(h.id, g.node.c.ElectionTimeout)
+			g.changed()
+		}
+	}
+}
+
+// isStuck reports whether Raft cannot take a message of a leader's term, since it would have to
+// store the term on a stalled disk. Each such message would block a goroutine. A leader on this
+// node ends.
 func (g *Group) isStuck(req *raft.AppendEntriesRequest, from raft.ServerID, addr raft.ServerAddress) bool {
 	r := g.log.raft.Load()
-	if r == nil || req.Term <= r.CurrentTerm() || g.node.logDisk().Stalled() == 0 {
+	if r == nil || req.Term <= r.CurrentTerm() {
 		return false
 	}
-	if h := g.heard.Load(); h == nil || h.term < req.Term {
-		g.heard.Store(&heard{req.Term, from, addr})
-		g.termOwner.begin(from, g.node.c.ElectionTimeout)
-		g.forfeit(req.Term - 1)
-		g.changed()
+	g.hear(heard{req.Term, from, addr})
+	if g.node.logDisk().Stalled() == 0 {
+		return false
 	}
+	g.forfeit(req.Term - 1)
 	return true
 }
 
-// leaderNow is the leader of the shard, as far as this node knows.
+// leaderNow is the leader of the shard, as far as this node knows. The Raft of a replica that has
+// failed stores no term any more.
 func (g *Group) leaderNow() (raft.ServerAddress, raft.ServerID) {
-	if h := g.heard.Load(); h != nil && h.term > g.raft.CurrentTerm() {
+	if h := g.heard.Load(); h != nil && h.term > g.raft.CurrentTerm() && g.Failure() == nil {
 		return h.addr, h.id
 	}
 	return g.raft.LeaderWithID()

@@ -54,13 +54,17 @@ func TestFollowerCommitsWhatIsProved(t *testing.T) {
 }
 
 // openFollower opens a node of a cluster without its other member.
-func openFollower(t *testing.T) (n *Node, other Peer) {
+func openFollower(t *testing.T) (n *Node, other Peer) { return openFollowerWith(t, func(*Config) {}) }
+
+// openFollowerWith is openFollower of a node that adapt has adapted.
+func openFollowerWith(t *testing.T, adapt func(*Config)) (n *Node, other Peer) {
 	disk, m := crashfs.New(), &notes{}
 	n = newLoneNode(t, disk, filepath.Join(t.TempDir(), "votes"), m)
 	other = Peer{"b", "b:1", manifest.NewID()}
 	n.c.Directory.Cluster, n.c.Directory.Founders = manifest.NewID(), foundersOf([]Peer{n.self, other})
 	n.c.HeartbeatTimeout, n.c.ElectionTimeout = time.Hour, time.Hour
 	n.c.Dial = func(context.Context, string) (net.Conn, error) { return nil, errBroken }
+	adapt(&n.c)
 	require.NoError(t, n.Open())
 	t.Cleanup(func() { require.NoError(t, n.Close()) })
 	return n, other
