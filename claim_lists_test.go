@@ -253,7 +253,7 @@ func TestServedClaimsLeaveQuietQueues(t *testing.T) {
 	t.Parallel()
 	for _, shards := range []int{1, 3} {
 		queuetest.Bubble(t, codeq.Options{Shards: shards}, func(t *testing.T, q *codeq.Queue) {
-			claims := testkit.Sized(8, 40) * staleCap
+			claims := testkit.Sized(3, 40) * staleCap
 			tickets := 0
 			for i := range claims {
 				got := make(chan error)

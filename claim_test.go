@@ -163,45 +163,6 @@ func TestClaimThatIsLateUsesNoAttempt(t *testing.T) {
 	}
 }
 
-// TestClaimWaits: a later produce into any shard and any queue of a waiting claim serves this
-// claim, first come, first served.
-func TestClaimWaits(t *testing.T) {
-	for _, shards := range []int{1, 3} {
-		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
-			queuetest.Bubble(t, codeq.Options{Shards: shards}, func(t *testing.T, q *codeq.Queue) {
-				const claims = 300
-				got := make(chan codeq.ID, claims)
-				for range claims {
-					go func() {
-						l, err := q.Claim(context.Background(), codeq.ClaimRequest{Queues: []string{"a", "b"}})
-						if err == nil {
-							got <- l.ID
-						}
-					}()
-				}
-				synctest.Wait()
-				require.Empty(t, got)
-				seen := make(map[codeq.ID]bool)
-				for i := range claims {
-					id := queuetest.Produce(t, q, codeq.Task{Queue: []string{"a", "b"}[i%2]})[0]
-					synctest.Wait()
-					require.Equal(t, id, <-got)
-					seen[id] = true
-				}
-				require.Len(t, seen, claims)
-				for shard := range queuetest.Led(q) {
-					require.NoError(t, inspect.Of(q).Owner(shard, func(s *inspect.Owner) error {
-						if n := s.Claims.Usage().Tickets; n > 2*(2*claims+64) {
-							return fmt.Errorf("%d tickets in the wait lists", n)
-						}
-						return nil
-					}))
-				}
-			})
-		})
-	}
-}
-
 // TestLocalClaim: a local lease ends with the process. Any other lease lasts until it expires.
 func TestLocalClaim(t *testing.T) {
 	ctx := context.Background()
@@ -364,20 +325,6 @@ func TestBatchEndsBeforeUrgent(t *testing.T) {
 		require.Equal(t, "1", batch(q, 10))
 		require.Equal(t, "0", batch(q, 10))
 		queuetest.RequireSettled(t, q)
-	})
-}
-
-// TestTenantsTakeTurnsOverShards: the only task of a tenant in one shard does not wait behind the
-// older backlog of another tenant in the other shard.
-func TestTenantsTakeTurnsOverShards(t *testing.T) {
-	queuetest.Bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
-		produceFor(t, queuetest.StartingAt(q, 0), codeq.Task{Queue: "a"}, 1000, "large")
-		time.Sleep(time.Second)
-		produceFor(t, queuetest.StartingAt(q, 1), codeq.Task{Queue: "a"}, 1, "small")
-		got := tenantsOf(t, q, "a", 200) // each claim has a chance of one half
-		require.Contains(t, got, "small")
-		produceFor(t, queuetest.StartingAt(q, 1), codeq.Task{Queue: "a"}, 1, "large", "small")
-		require.Contains(t, tenantsOf(t, q, "a", 200), "small")
 	})
 }
 

@@ -31,16 +31,17 @@ func TestDeadLettersFilter(t *testing.T) {
 	t.Parallel()
 	for _, b := range bulks {
 		t.Run(b.name, func(t *testing.T) {
-			queuetest.ThroughSteps(t, codeq.Options{Shards: 3}, func(t *testing.T, p *queuetest.Process) {
+			queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
 				ctx := context.Background()
-				start := p.Now()
+				start := time.Now()
 				for minute := range 4 {
 					for _, queue := range []string{"a", "b"} {
-						for _, tenant := range []string{"", "x", "y"} {
-							p.StoreDead(2, codeq.Task{Queue: queue, Tenant: tenant, Payload: strconv.AppendInt(nil, int64(minute), 10)})
+						for _, tenant := range []string{"", "x", "", "x", "y", "y"} {
+							queuetest.Produce(f.T, f.Q, codeq.Task{Queue: queue, Tenant: tenant, Payload: strconv.AppendInt(nil, int64(minute), 10)})
+							require.NoError(f, f.Q.DeadLetter(ctx, f.Claim(queue).Receipt, nil))
 						}
 					}
-					p.Pass(time.Minute)
+					time.Sleep(time.Minute)
 				}
 				minute := func(n int) time.Time { return start.Add(time.Duration(n) * time.Minute) }
 				for _, tc := range []struct {
@@ -60,20 +61,18 @@ func TestDeadLettersFilter(t *testing.T) {
 					{"that match", codeq.DeadFilter{Match: func(i *codeq.TaskInfo) bool { return i.Queue == "b" && string(i.Payload) == "2" }}, 2},
 					{"the rest", codeq.DeadFilter{}, 2},
 				} {
-					before := queuetest.CountsOf(t, p.Queue, "a").Dead + queuetest.CountsOf(t, p.Queue, "b").Dead
-					n, err := b.call(p.Queue, ctx, tc.which)
-					require.NoError(t, err, tc.name)
-					require.Equal(t, tc.n, n, tc.name)
-					p.Step()
-					after := queuetest.CountsOf(t, p.Queue, "a").Dead + queuetest.CountsOf(t, p.Queue, "b").Dead
-					require.Equal(t, before-uint64(n), after, tc.name)
+					before := f.Counts("a").Dead + f.Counts("b").Dead
+					n, err := b.call(f.Q, ctx, tc.which)
+					require.NoError(f, err, tc.name)
+					require.Equal(f, tc.n, n, tc.name)
+					require.Equal(f, before-uint64(n), f.Counts("a").Dead+f.Counts("b").Dead, tc.name)
 				}
 				want := codeq.Counts{}
 				if b.to == codeq.Ready {
 					want.Ready = 24
 				}
-				require.Equal(t, want, queuetest.CountsOf(t, p.Queue, "a"))
-				require.Equal(t, want, queuetest.CountsOf(t, p.Queue, "b"))
+				require.Equal(f, want, f.Counts("a"))
+				require.Equal(f, want, f.Counts("b"))
 			})
 		})
 	}

@@ -40,22 +40,6 @@ func brief(sub *Subscription) (lines []string) {
 	return lines
 }
 
-func TestEventKindText(t *testing.T) {
-	for k := EventProduced; k < endOfKinds; k++ {
-		require.NotEmpty(t, k.String())
-		b, err := k.MarshalText()
-		require.NoError(t, err)
-		require.Equal(t, k.String(), string(b))
-	}
-	require.Equal(t, "canceled", EventCanceled.String())
-	require.Equal(t, "expired", EventExpired.String())
-	for _, k := range []EventKind{0, endOfKinds, 255} {
-		require.Equal(t, fmt.Sprintf("EventKind(%d)", uint8(k)), k.String())
-		_, err := k.MarshalText()
-		require.ErrorIs(t, err, ErrInvalid)
-	}
-}
-
 func TestSubscribeLimits(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		for _, opts := range []SubscribeOptions{

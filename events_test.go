@@ -193,44 +193,6 @@ func TestEventsEndWithClose(t *testing.T) {
 	})
 }
 
-// TestEventsOverRestart: after a restart, a subscription gets no events from before. It gets the
-// later events of attempts that were running.
-func TestEventsOverRestart(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		opts := *queuetest.OnDisk(crashfs.New(), &codeq.Options{Shards: 1, MaxAttempts: 2})
-		q, err := codeq.Open("queue", &opts)
-		require.NoError(t, err)
-		queuetest.Produce(t, q, codeq.Task{Queue: "a", Tenant: "t"})
-		old := subscribe(t, q, codeq.SubscribeOptions{})
-		l := queuetest.ClaimNow(t, q, "a")
-		require.NoError(t, q.Retry(context.Background(), l.Receipt, codeq.RetryOptions{After: -1}))
-		queuetest.ClaimNow(t, q, "a")
-		require.NoError(t, q.Close())
-
-		q, err = codeq.Open("queue", &opts)
-		require.NoError(t, err)
-		defer func() { require.NoError(t, q.Close()) }()
-		sub := subscribe(t, q, codeq.SubscribeOptions{})
-		synctest.Wait()
-		require.Empty(t, queuetest.Buffered(sub))
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		events := queuetest.Buffered(sub)
-		require.Len(t, events, 2)
-		for i, kind := range []codeq.EventKind{codeq.EventExpired, codeq.EventDeadLettered} {
-			e := events[i]
-			require.Equal(t, kind, e.Kind)
-			require.Equal(t, l.ID, e.ID)
-			require.Equal(t, "a t 2", fmt.Sprint(e.Queue, " ", e.Tenant, " ", e.Attempt))
-		}
-		var before []string
-		for _, e := range queuetest.Buffered(old) {
-			before = append(before, fmt.Sprint(e.Kind, " ", e.Attempt))
-		}
-		require.Equal(t, []string{"claimed 1", "retried 1", "claimed 2"}, before)
-	})
-}
-
 // TestEventsOfManyShards: the events of all shards arrive. The events of a task are in the order of
 // its life, and the events of a shard are in the order of its decisions.
 func TestEventsOfManyShards(t *testing.T) {

@@ -136,7 +136,8 @@ func filtered(tasks []*codeq.TaskInfo, o *codeq.TaskFilter) (found []*codeq.Task
 }
 
 // TestPagesAreTheList: the pages of a list together are the list. This holds for any page size,
-// direction, filter and set of states, even if the queue is opened again between two pages.
+// direction, filter and set of states, even if the queue is opened again between two pages. Get
+// shows each task as the list does.
 func TestPagesAreTheList(t *testing.T) {
 	t.Parallel()
 	for _, shards := range []int{1, 3} {
@@ -217,6 +218,11 @@ func TestPagesAreTheList(t *testing.T) {
 				f.Reopen()
 				rest := paged(f.T, f.Q, codeq.PageOptions{Limit: 77, Cursor: first.Next})
 				require.Equal(f, every, append(first.Tasks, rest...), "all states, and a new process after the first page")
+				for _, want := range every {
+					got, err := f.Q.Get(context.Background(), want.ID)
+					require.NoError(f, err)
+					require.Equal(f, want, got)
+				}
 			})
 		})
 	}

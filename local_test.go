@@ -308,7 +308,7 @@ func TestLocalEvents(t *testing.T) {
 	short, err := c.Subscribe(codeq.SubscribeOptions{Buffer: 2})
 	require.NoError(t, err)
 	require.True(t, queuetest.Watched(s.Queue))
-	const n = 500
+	const n = 100
 	for range n {
 		queuetest.Produce(t, s.Queue, codeq.Task{Queue: "b"})
 		id := queuetest.Produce(t, s.Queue, codeq.Task{Queue: "a"})[0]
@@ -404,9 +404,9 @@ func TestLocalGivenUpCalls(t *testing.T) {
 	}
 	queuetest.Produce(t, s.Queue, batch...)
 	var callers errgroup.Group
-	for i := range 200 {
+	for i := range 100 {
 		callers.Go(func() error {
-			for n := range 20 {
+			for n := range 10 {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(200*(1+(i+n)%30))*time.Microsecond)
 				_, err := c.ListPage(ctx, codeq.PageOptions{Limit: 1000})
 				cancel()

@@ -22,6 +22,7 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/inspect"
 	"codeq/internal/store"
+	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
 
@@ -556,7 +557,7 @@ func TestLargeAtTheEnd(t *testing.T) {
 // TestLargeAmidClose: the queue closes while large operations wait for memtables.
 func TestLargeAmidClose(t *testing.T) {
 	t.Parallel()
-	for round := range 10 {
+	for round := range testkit.Sized(3, 10) {
 		q, err := codeq.Open(t.TempDir(), &codeq.Options{Shards: 1, MemTableBytes: 1 << 20})
 		require.NoError(t, err)
 		var producers sync.WaitGroup

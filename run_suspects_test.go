@@ -523,35 +523,6 @@ func TestAbandonedRun(t *testing.T) {
 	}
 }
 
-// TestPoisonTask: a task that ends the process each time that it is handled becomes a dead letter.
-func TestPoisonTask(t *testing.T) {
-	const maxAttempts = 4
-	disk := crashfs.New()
-	var id codeq.ID
-	synctest.Test(t, func(t *testing.T) {
-		q := queuetest.OpenForRun(t, *queuetest.OnDisk(disk, &codeq.Options{Durability: codeq.DurabilityDisk}))
-		id = queuetest.Produce(t, q, codeq.Task{Queue: "a", MaxAttempts: maxAttempts})[0]
-	})
-	for life := range maxAttempts + 2 { // the first crash makes it a suspect, and is no attempt
-		crashed, calls := abandonedRun(t, disk, 1)
-		disk = crashed
-		if life <= maxAttempts {
-			require.Len(t, calls, 1)
-			require.Equal(t, max(1, life), calls[0].attempt)
-		} else {
-			require.Empty(t, calls)
-		}
-	}
-	synctest.Test(t, func(t *testing.T) {
-		q := queuetest.OpenForRun(t, *queuetest.OnDisk(disk, &codeq.Options{}))
-		got := queuetest.InfoOf(t, q, id)
-		require.Equal(t, codeq.Dead, got.State)
-		require.Equal(t, maxAttempts, got.Attempts)
-		require.Equal(t, 1, got.Crashes)
-		require.Equal(t, "the process died", got.LastError)
-	})
-}
-
 // TestCrashIsTold: the tasks, the process and the log report once which tasks were at work in a
 // crash, even if a tool has opened the queue in between.
 func TestCrashIsTold(t *testing.T) {

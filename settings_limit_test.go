@@ -219,37 +219,6 @@ func TestConcurrencyRestart(t *testing.T) {
 	}
 }
 
-// TestLimitKeyManyParked: more tasks than one group can park, or make ready again.
-func TestLimitKeyManyParked(t *testing.T) {
-	t.Parallel()
-	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
-		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 })
-		const n = 3000
-		tasks := make([]codeq.Task, n, n+1)
-		for i := range tasks {
-			tasks[i] = codeq.Task{Queue: "a", LimitKey: "k", Payload: make([]byte, 1000)}
-		}
-		ids, err := q.ProduceBatch(t.Context(), append(tasks, codeq.Task{Queue: "a", Payload: []byte("behind")}))
-		require.NoError(t, err)
-		require.Equal(t, ids[0], queuetest.ClaimNow(t, q, "a").ID)
-		require.Equal(t, "behind", string(queuetest.ClaimNow(t, q, "a").Payload), "a claim that does not wait")
-		queuetest.RequireSettled(t, q)
-		counts, err := q.Stats(t.Context())
-		require.NoError(t, err)
-		require.EqualValues(t, n-1, counts["a"].Blocked)
-
-		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 0 })
-		queuetest.RequireSettled(t, q)
-		batch, err := q.ClaimBatch(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}, Max: n})
-		require.NoError(t, err)
-		require.Len(t, batch, n-1)
-		for i, l := range batch {
-			require.Equal(t, ids[i+1], l.ID)
-		}
-		queuetest.RequireSettled(t, q)
-	})
-}
-
 // timesOfClaims makes that many claims at the same time, and completes their tasks. It returns when
 // each claim was served, from the beginning.
 func timesOfClaims(t *testing.T, q *codeq.Queue, queue string, claims int) []time.Duration {

@@ -19,6 +19,7 @@ import (
 	"codeq/internal/keys"
 	"codeq/internal/store"
 	"codeq/internal/testbase"
+	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
 
@@ -398,7 +399,7 @@ func lanesOf(ids []codeq.ID) (lanes []uint32) {
 }
 
 // TestOpensLeaveNothing: a program opens a queue, works with it for a moment, and closes it or is
-// killed. After hundreds of times it leaves no more lanes, queues and tables than after some.
+// killed. After many times it leaves no more lanes, queues and tables than after some.
 func TestOpensLeaveNothing(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
@@ -406,7 +407,7 @@ func TestOpensLeaveNothing(t *testing.T) {
 		shards int
 		level  codeq.Durability
 		opens  int
-	}{{1, codeq.DurabilityProcess, 300}, {3, codeq.DurabilityDisk, 100}} {
+	}{{1, codeq.DurabilityProcess, testkit.Sized(130, 300)}, {3, codeq.DurabilityDisk, testkit.Sized(70, 100)}} {
 		t.Run(fmt.Sprint(c.shards, " shards, ", c.level), func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) { openOften(t, c.opens, c.shards, c.level) })

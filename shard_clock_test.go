@@ -166,7 +166,7 @@ func TestWrongClockAtStart(t *testing.T) {
 func TestBootsWithWrongClocks(t *testing.T) {
 	t.Parallel()
 	for _, wrong := range []string{"first", "second", "middle of the first", "third"} {
-		for _, ahead := range append(wrongBy, time.Hour) {
+		for _, ahead := range wrongBy {
 			for _, by := range []time.Duration{ahead, -ahead} {
 				t.Run(wrong+" "+by.String(), func(t *testing.T) {
 					t.Parallel()

@@ -19,7 +19,6 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
-	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -40,81 +39,6 @@ func TestMessagesKeepTheirOrder(t *testing.T) {
 			require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil))
 		}
 	})
-}
-
-// TestFlowSurvivesPowerLoss fails the power before each sync of a flow over three shards. From each
-// state of the disk the flow goes on to its end, and no task of it exists twice.
-func TestFlowSurvivesPowerLoss(t *testing.T) {
-	testbase.SkipUnderRace(t)
-	t.Parallel()
-	ctx := context.Background()
-	disk := crashfs.New()
-	var images []*crashfs.Disk
-	recording := false
-	fs := &testkit.HookFS{FS: disk, Before: func(op, name string) error {
-		if op == "sync" && recording {
-			images = append(images, disk.CrashClone(vfs.CrashCloneCfg{}))
-		}
-		return nil
-	}}
-	const follow = 5
-	// goOn works until nothing is left, and returns how often each task was completed.
-	goOn := func(f *queuetest.FlowTest) map[string]int {
-		done := make(map[string]int)
-		for {
-			synctest.Wait()
-			l := queuetest.ClaimNow(f.T, f.Q, "start", "parent", "a", "join", "child")
-			if l == nil {
-				return done
-			}
-			var next []codeq.Task
-			if l.Queue == "start" {
-				next = slices.Concat(f.Bound("a", 0, follow), f.Bound("a", 1, follow), f.Bound("a", 2, follow))
-				for i := range next {
-					next[i].Retention = codeq.Forever
-				}
-				join := f.Bound("join", 1, 1)[0]
-				join.After, join.Retention = append([]codeq.ID{l.ID}, l.After...), codeq.Forever
-				next = append(next, join)
-			}
-			require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil, next...))
-			done[string(l.Payload)]++
-		}
-	}
-	begin := func(f *queuetest.FlowTest) {
-		parent := f.ProduceAt(0, codeq.Task{Queue: "parent", Payload: []byte("parent"), Retention: codeq.Forever})
-		start := f.ProduceAt(1, codeq.Task{Queue: "start", Payload: []byte("start"), After: []codeq.ID{parent}, Retention: codeq.Forever})
-		f.ProduceAt(2, codeq.Task{Queue: "child", Payload: []byte("child"), After: []codeq.ID{start, parent}, Retention: codeq.Forever})
-		synctest.Wait()
-	}
-	var whole []string
-	queuetest.InFlow(t, *queuetest.OnDisk(fs, &codeq.Options{Shards: 3, Durability: codeq.DurabilityDisk, LeaseFor: time.Second}), func(f *queuetest.FlowTest) {
-		f.ProduceAt(0, codeq.Task{Queue: "other"}) // so that images have a queue
-		begin(f)
-		recording = true
-		require.Len(f, goOn(f), 3+3*follow+1)
-		recording = false
-		whole = f.Payloads()
-	})
-	require.Greater(t, len(images), 20)
-	for i, img := range images {
-		queuetest.InFlow(t, *queuetest.OnDisk(img, &codeq.Options{Shards: 3, Durability: codeq.DurabilityDisk, LeaseFor: time.Second}), func(f *queuetest.FlowTest) {
-			f.Check()
-			for range 2 {
-				for payload, n := range goOn(f) {
-					require.Equal(f, 1, n, "image %d: %s", i, payload)
-				}
-				time.Sleep(2 * time.Second) // leases from before the power loss expire
-				f.Check()
-			}
-			require.Empty(f, goOn(f))
-			require.Equal(f, whole, f.Payloads(), "image %d", i)
-			for _, q := range []string{"start", "parent", "a", "join", "child"} {
-				c := f.Counts(q)
-				require.Equal(f, c.Total(), c.Done, "image %d: %s", i, q)
-			}
-		})
-	}
 }
 
 // TestMessagesToFailedShard: messages to a shard that has failed wait for the

@@ -58,57 +58,6 @@ func TestGroupRedriven(t *testing.T) {
 	})
 }
 
-// TestGroupCrash: after a crash at any moment, also right after the end of the task with the turn,
-// the rest of the group is handled in order.
-func TestGroupCrash(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		disk := crashfs.New()
-		opts := *queuetest.OnDisk(disk, &codeq.Options{Durability: codeq.DurabilityDisk, MaxAttempts: 2})
-		q := queuetest.OpenForRun(t, opts)
-		names := []string{"0", "1", "2", "3", "4", "5"}
-		ids := queuetest.Produce(t, q, named(codeq.Task{Queue: "a", Group: "g"}, names...)...)
-		im := queuetest.KeepImages(t, q, disk)
-		ctx := t.Context()
-		for i := range names {
-			l := queuetest.ClaimNow(t, q, "a")
-			require.Equal(t, ids[i], l.ID)
-			switch i {
-			case 1:
-				require.NoError(t, q.DeadLetter(ctx, l.Receipt, nil))
-			case 2:
-				require.NoError(t, q.Cancel(ctx, l.ID))
-			case 3:
-				require.NoError(t, q.Retry(ctx, l.Receipt, codeq.RetryOptions{After: time.Second}))
-				time.Sleep(time.Second)
-				queuetest.Complete(t, q, queuetest.ClaimNow(t, q, "a"))
-			case 4: // two expiries
-				time.Sleep(time.Minute)
-				queuetest.ClaimNow(t, q, "a")
-				time.Sleep(time.Minute)
-			default:
-				queuetest.Complete(t, q, l)
-			}
-			queuetest.RequireSettled(t, q)
-		}
-		require.Greater(t, len(im.Images), 2*len(names)) // most produce, claim and end in commits of their own
-		for i, image := range im.Images {
-			queuetest.OnDisk(image, &opts)
-			q := queuetest.OpenForRun(t, opts)
-			queuetest.RequireSettled(t, q)
-			time.Sleep(time.Hour) // leases expire, retries become due
-			queuetest.RequireSettled(t, q)
-			counts, err := q.Stats(ctx)
-			require.NoError(t, err)
-			left := int(counts["a"].Total() - counts["a"].Dead)
-			requireNext(t, q, "a", names[len(names)-left:]...)
-			queuetest.RequireSettled(t, q)
-			queuetest.RequireNoGroups(t, q)
-			require.NoError(t, q.Close(), "image %d", i)
-		}
-	})
-}
-
 // TestGroupsBeyondMemory: with more groups than memory holds, their turns are read from disk.
 func TestGroupsBeyondMemory(t *testing.T) {
 	testbase.SkipUnderRace(t)
@@ -301,6 +250,9 @@ func TestGroupHeld(t *testing.T) {
 	}
 	for death, die := range deaths {
 		for name, c := range ends {
+			if death != "given up" && name != "redriven" { // how it died makes no difference to the end
+				continue
+			}
 			t.Run(death+", "+name, func(t *testing.T) {
 				queuetest.ThroughSteps(t, codeq.Options{Shards: 2, MaxAttempts: 2}, func(t *testing.T, p *queuetest.Process) {
 					queuetest.Configure(t, p.Queue, "a", holdGroups)

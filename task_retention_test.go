@@ -148,7 +148,7 @@ func TestManyBucketsExpire(t *testing.T) {
 	t.Parallel()
 	opts := codeq.Options{Shards: 1, Retention: time.Minute}
 	queuetest.Bubble(t, opts, func(t *testing.T, q *codeq.Queue) {
-		const queues = 5000
+		queues := engine.UpkeepBudget.Records + 500
 		for i := range queues {
 			name := fmt.Sprint(i)
 			queuetest.Produce(t, q, codeq.Task{Queue: name}, codeq.Task{Queue: name, Retention: 10 * time.Minute})

@@ -15,14 +15,14 @@ func (p Probe) IsAtRest() bool { return p.s.isAtRest() }
 
 // Usage counts the contents of memory, and the work since the shard was loaded.
 type Usage struct {
-	Read                                     int // entries of the store
-	Lanes, Doubtful                          int
-	LaneSweeps                               uint64
-	Limits                                   int
-	Telling                                  int    // parents with children to be told
-	Schedules                                uint64 // times that a schedule had a turn
-	Groups, Uniques                          store.CacheUsage
-	OutNext, OutFirst, OutStored, OutWaiting []uint64 // messages, by receiver
+	Read                           int // entries of the store
+	Lanes, Doubtful                int
+	LaneSweeps                     uint64
+	Limits                         int
+	Telling                        int    // parents with children to be told
+	Schedules                      uint64 // times that a schedule had a turn
+	Groups, Uniques                store.CacheUsage
+	OutNext, OutStored, OutWaiting []uint64 // messages, by receiver
 	// by sender, the last message taken
 	Inbound []uint64
 }
@@ -35,7 +35,7 @@ func (p Probe) Usage() Usage {
 		Lanes: s.Names.catalogue.loaded.Len(), Doubtful: s.Names.doubtful.Len(), LaneSweeps: s.Names.catalogue.swept,
 		Limits: len(s.Ties.limits), Telling: s.Ties.notices.count, Schedules: s.Times.recurring.looked,
 		Groups: s.Ties.turns.Usage(), Uniques: s.Ties.uniques.Usage(),
-		OutNext: slices.Clone(s.Mail.out.next), OutFirst: slices.Clone(s.Mail.out.first), OutStored: slices.Clone(s.Mail.out.stored),
+		OutNext: slices.Clone(s.Mail.out.next), OutStored: slices.Clone(s.Mail.out.stored),
 		OutWaiting: slices.Clone(s.Mail.out.waiting), Inbound: slices.Clone(s.Mail.inbound),
 	}
 }
@@ -72,17 +72,11 @@ func (p Probe) Expire(id keys.ID) bool {
 	return ls != nil
 }
 
-// ReloadOutbox reads the numbers of messages again.
-func (p Probe) ReloadOutbox(shards int) error { return p.s.Mail.loadOutbox(shards) }
-
 // LoseNumbers resets the stored numbers of messages in memory, as if disk had none.
 func (p Probe) LoseNumbers() {
 	clear(p.s.Mail.out.stored)
 	p.s.Mail.out.ahead = true
 }
-
-// NumbersAhead reports whether some numbers of messages are not stored yet.
-func (p Probe) NumbersAhead() bool { return p.s.Mail.out.ahead }
 
 // Send stores a message to a shard.
 func (p Probe) Send(to int, m *keys.Message) { p.s.Mail.send(to, m) }

@@ -94,13 +94,6 @@ func (f *FlowTest) Complete(queue string, next ...codeq.Task) {
 	f.Check()
 }
 
-// Die claims the next task of a queue and makes it a dead letter.
-func (f *FlowTest) Die(queue string) {
-	f.Helper()
-	require.NoError(f, f.Q.DeadLetter(context.Background(), f.Claim(queue).Receipt, errors.New("broken")))
-	f.Check()
-}
-
 func (f *FlowTest) Cancel(id codeq.ID) {
 	f.Helper()
 	require.NoError(f, f.Q.Cancel(context.Background(), id))
