@@ -422,6 +422,9 @@ func TestCheckpointPowerLoss(t *testing.T) {
 		require.NoError(t, q.Close())
 		outcomes := make(map[string]int)
 		for i, img := range images {
+			if i%testkit.Sized(2, 1) != 0 && i < len(images)-1 {
+				continue
+			}
 			opts := *queuetest.OnDisk(img, &codeq.Options{})
 			names, err := img.List("copy")
 			switch outcome := ""; {

@@ -63,10 +63,6 @@ func TestTenantSharesOverShards(t *testing.T) {
 			weights: map[string]int{"X": 3}, shards: map[string][]int{"A": everywhere, "X": {1}},
 			want: map[string]float64{"A": 750, "X": 2250},
 		},
-		"a light one bound": {
-			weights: map[string]int{"A": 3}, shards: map[string][]int{"A": everywhere, "X": {1}},
-			want: map[string]float64{"A": 2250, "X": 750},
-		},
 		"two, three and one": {
 			shards: map[string][]int{"A": {0, 1}, "B": {1, 2, 3}, "X": {0}},
 			want:   map[string]float64{"A": 1000, "B": 1000, "X": 1000},
@@ -79,10 +75,6 @@ func TestTenantSharesOverShards(t *testing.T) {
 			weights: map[string]int{"A": 999}, shards: map[string][]int{"A": everywhere, "X": {1}},
 			want: map[string]float64{"A": 2997, "X": 3},
 		},
-		"a thousand of one": {
-			weights: map[string]int{"X": 999}, shards: map[string][]int{"A": everywhere, "X": {1}},
-			want: map[string]float64{"A": 3, "X": 2997},
-		},
 		"one shard": {
 			of: 1, shards: map[string][]int{"A": {0}, "X": {0}}, want: map[string]float64{"A": 1500, "X": 1500},
 		},
@@ -93,10 +85,6 @@ func TestTenantSharesOverShards(t *testing.T) {
 		"one without a name": {
 			weights: map[string]int{"": 2}, shards: map[string][]int{"": everywhere, "X": {3}},
 			want: map[string]float64{"": 2000, "X": 1000},
-		},
-		"one with a name": {
-			shards: map[string][]int{"": {0, 1, 3}, "X": {2}},
-			want:   map[string]float64{"": 1500, "X": 1500},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -152,9 +140,9 @@ func TestTenantSharesOneAtATime(t *testing.T) {
 						more = func() { queuetest.Produce(t, q, task) }
 						more()
 					default:
-						queuetest.Produce(t, q, slices.Repeat([]codeq.Task{task}, 1500)...)
+						queuetest.Produce(t, q, slices.Repeat([]codeq.Task{task}, 900)...)
 					}
-					const claims = 1500
+					const claims = 900
 					counts := make(map[string]int)
 					for range claims {
 						l, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true})

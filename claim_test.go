@@ -83,14 +83,14 @@ func TestNoWakeUpIsLost(t *testing.T) {
 	}
 }
 
-// TestWindowOverflow: with room for two tasks in memory, claims find 10,000 tasks of several lanes,
+// TestWindowOverflow: with room for two tasks in memory, claims find 3,000 tasks of several lanes,
 // in order.
 func TestWindowOverflow(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
 	queuetest.Bubble(t, codeq.Options{Shards: 1, WindowTasks: 2, WindowBytes: 4 << 10}, func(t *testing.T, q *codeq.Queue) {
 		ctx := context.Background()
-		const n = 10_000
+		const n = 3000
 		for i := 0; i < n; i += 100 {
 			var tasks []codeq.Task
 			for j := range 100 {

@@ -186,7 +186,7 @@ func TestTotalsOfGoneQueues(t *testing.T) {
 func TestCacheBytes(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
-	const cache, memTable, shards = 8 << 20, 2 << 20, 2
+	const cache, memTable, shards = 4 << 20, 1 << 20, 2
 	q, err := codeq.Open(t.TempDir(), &codeq.Options{Shards: shards, CacheBytes: cache, MemTableBytes: memTable})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, q.Close()) }()
@@ -194,7 +194,7 @@ func TestCacheBytes(t *testing.T) {
 	random := rand.NewChaCha8([32]byte{}) // nothing compresses it
 	var ids []codeq.ID
 	batch := make([]codeq.Task, 64)
-	for n := range 48 << 20 / payload / len(batch) {
+	for n := range 24 << 20 / payload / len(batch) {
 		for i := range batch {
 			batch[i] = codeq.Task{Queue: "a", Payload: make([]byte, payload)}
 			_, _ = random.Read(batch[i].Payload)
