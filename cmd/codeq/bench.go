@@ -65,9 +65,6 @@ const benchQueue = "bench"
 
 // newBenchRun checks the command line.
 func newBenchRun(c *cli.Command) (*benchRun, error) {
-	if err := noArguments(c); err != nil {
-		return nil, err
-	}
 	if c.IsSet("dir") || c.IsSet("url") {
 		return nil, usagef(c, "bench takes neither -dir nor -url, but -in")
 	}

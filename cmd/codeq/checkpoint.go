@@ -21,9 +21,6 @@ func (a *app) checkpointCommand() *cli.Command {
 			&cli.BoolFlag{Name: "copy", Usage: "copy all files, so that the files of NEWDIR may be changed"},
 		},
 		Action: func(ctx context.Context, c *cli.Command) error {
-			if c.Args().Len() != 1 {
-				return usagef(c, "checkpoint takes a NEWDIR")
-			}
 			t, err := a.directory(c)
 			if err != nil {
 				return err

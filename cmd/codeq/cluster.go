@@ -31,13 +31,13 @@ func (a *app) clusterCommand() *cli.Command {
 			},
 			{
 				Name: "add", ArgsUsage: "NODE ADDRESS", Usage: "add an open node that waits for its cluster", Flags: dryRunFlag(),
-				Action: a.clusterMember(2, "added", func(ctx context.Context, q *codeq.Queue, args []string) error {
+				Action: a.clusterMember("added", func(ctx context.Context, q *codeq.Queue, args []string) error {
 					return q.AddNode(ctx, codeq.Peer{Node: args[0], Address: args[1]})
 				}),
 			},
 			{
 				Name: "remove", ArgsUsage: "NODE", Usage: "remove a node from the cluster permanently", Flags: dryRunFlag(),
-				Action: a.clusterMember(1, "removed", func(ctx context.Context, q *codeq.Queue, args []string) error {
+				Action: a.clusterMember("removed", func(ctx context.Context, q *codeq.Queue, args []string) error {
 					return q.RemoveNode(ctx, args[0])
 				}),
 			},
@@ -48,9 +48,6 @@ func (a *app) clusterCommand() *cli.Command {
 }
 
 func (a *app) clusterStatus(ctx context.Context, c *cli.Command) error {
-	if err := noArguments(c); err != nil {
-		return err
-	}
 	return a.withServed(ctx, c, func(q steerer) error {
 		s, err := q.ClusterStatus(ctx)
 		if err != nil {
@@ -104,9 +101,6 @@ type clusterResult struct {
 
 func (a *app) clusterTransfer(ctx context.Context, c *cli.Command) error {
 	args := c.Args().Slice()
-	if len(args) != 2 {
-		return usagef(c, "transfer takes a SHARD and a NODE")
-	}
 	shard, err := strconv.Atoi(args[0])
 	if err != nil {
 		return usagef(c, "SHARD %q is not a number", args[0])
@@ -146,9 +140,6 @@ func isMember(s *codeq.ClusterStatus, node string) bool {
 
 func (a *app) clusterDo(do func(context.Context, steerer) error, done string) cli.ActionFunc {
 	return func(ctx context.Context, c *cli.Command) error {
-		if err := noArguments(c); err != nil {
-			return err
-		}
 		return a.withServed(ctx, c, func(q steerer) error {
 			if err := do(ctx, q); err != nil {
 				return err
@@ -159,12 +150,9 @@ func (a *app) clusterDo(do func(context.Context, steerer) error, done string) cl
 }
 
 // clusterMember changes the members, by the process of a running node.
-func (a *app) clusterMember(arguments int, done string, do func(context.Context, *codeq.Queue, []string) error) cli.ActionFunc {
+func (a *app) clusterMember(done string, do func(context.Context, *codeq.Queue, []string) error) cli.ActionFunc {
 	return func(ctx context.Context, c *cli.Command) error {
 		args := c.Args().Slice()
-		if len(args) != arguments {
-			return usagef(c, "%s takes %s", c.Name, c.ArgsUsage)
-		}
 		t, err := a.directory(c)
 		if err != nil {
 			return err

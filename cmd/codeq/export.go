@@ -24,9 +24,6 @@ func (a *app) exportCommand() *cli.Command {
 }
 
 func (a *app) export(ctx context.Context, c *cli.Command) (err error) {
-	if err := noArguments(c); err != nil {
-		return err
-	}
 	t, err := a.directory(c)
 	if err != nil {
 		return err

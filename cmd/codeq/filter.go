@@ -110,11 +110,3 @@ func ids(c *cli.Command) ([]codeq.ID, error) {
 	}
 	return list, nil
 }
-
-// noArguments refuses arguments.
-func noArguments(c *cli.Command) error {
-	if c.Args().Present() {
-		return usagef(c, "%s takes no argument %q", c.Name, c.Args().First())
-	}
-	return nil
-}

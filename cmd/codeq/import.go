@@ -48,9 +48,6 @@ type importResult struct {
 }
 
 func (a *app) importTasks(ctx context.Context, c *cli.Command) (err error) {
-	if err := noArguments(c); err != nil {
-		return err
-	}
 	t, err := a.directory(c)
 	if err != nil {
 		return err

@@ -34,9 +34,6 @@ type infoResult struct {
 }
 
 func (a *app) info(ctx context.Context, c *cli.Command) error {
-	if c.Args().Len() > 1 {
-		return usagef(c, "info takes one QUEUE")
-	}
 	name := c.Args().First()
 	return a.withView(ctx, c, func(v view, at where) error {
 		r := infoResult{At: at}

@@ -37,9 +37,6 @@ type pageResult struct {
 }
 
 func (a *app) ls(ctx context.Context, c *cli.Command) error {
-	if err := noArguments(c); err != nil {
-		return err
-	}
 	f, err := a.filter(c)
 	if err != nil {
 		return err

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"io"
+	"math"
 	"os"
 	"os/signal"
 	"strings"
@@ -112,7 +113,7 @@ const (
 )
 
 // prepare configures all commands: a wrong command line is a usage error, a comma does not separate
-// values, and -timeout bounds the action.
+// values, ArgsUsage bounds the number of arguments, and -timeout bounds the action.
 func (a *app) prepare(c *cli.Command) {
 	c.DisableSliceFlagSeparator = true
 	c.OnUsageError = func(_ context.Context, c *cli.Command, err error, _ bool) error {
@@ -120,6 +121,9 @@ func (a *app) prepare(c *cli.Command) {
 	}
 	action := c.Action
 	c.Action = func(ctx context.Context, c *cli.Command) error {
+		if err := checkArguments(c); err != nil {
+			return err
+		}
 		if d := c.Duration("timeout"); d != 0 {
 			if d < 0 {
 				return usagef(c, "-timeout %s is negative", d)
@@ -135,12 +139,36 @@ func (a *app) prepare(c *cli.Command) {
 	}
 }
 
+// checkArguments checks the number of arguments by ArgsUsage: "A" stands for one argument, "[A]"
+// for one or none, "A..." for one or more; alternatives ("|") are checked by their verbs.
+func checkArguments(c *cli.Command) error {
+	n, least, most := c.Args().Len(), 0, 0
+	for word := range strings.FieldsSeq(c.ArgsUsage) {
+		switch {
+		case word == "|":
+			return nil
+		case strings.HasSuffix(word, "..."):
+			least, most = least+1, math.MaxInt
+		case strings.HasPrefix(word, "["):
+			most++
+		default:
+			least, most = least+1, most+1
+		}
+	}
+	switch {
+	case n >= least && n <= most:
+		return nil
+	case len(c.Commands) > 0:
+		return usagef(c, "unknown verb %q", c.Args().First())
+	case most == 0:
+		return usagef(c, "%s takes no argument %q", c.Name, c.Args().First())
+	}
+	return usagef(c, "%s takes %s", c.Name, c.ArgsUsage)
+}
+
 // group is the action of a command that only has subcommands.
 func (a *app) group(c *cli.Command) cli.ActionFunc {
 	return func(_ context.Context, now *cli.Command) error {
-		if now.Args().Present() {
-			return usagef(now, "unknown verb %q", now.Args().First())
-		}
 		if now == now.Root() {
 			return cli.ShowRootCommandHelp(now)
 		}

@@ -103,8 +103,6 @@ func (a *app) produce(ctx context.Context, c *cli.Command) error {
 		t.After = append(t.After, id)
 	}
 	switch {
-	case c.Args().Len() > 1:
-		return usagef(c, "produce takes one PAYLOAD")
 	case c.Args().Len() == 1 && c.IsSet("file"):
 		return usagef(c, "PAYLOAD and -file exclude each other")
 	case c.Bool("lines") && !c.IsSet("file"):

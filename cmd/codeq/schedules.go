@@ -38,9 +38,6 @@ func (a *app) schedulesCommand() *cli.Command {
 		},
 	}
 	c.Action = func(ctx context.Context, c *cli.Command) error {
-		if err := noArguments(c); err != nil {
-			return err
-		}
 		return a.withView(ctx, c, func(v view, _ where) error {
 			list, err := v.Schedules(ctx)
 			if err != nil {
@@ -69,9 +66,6 @@ func (a *app) schedulesCommand() *cli.Command {
 
 func (a *app) setSchedule(ctx context.Context, c *cli.Command) error {
 	args := c.Args().Slice()
-	if len(args) == 0 || len(args) > 2 {
-		return usagef(c, "schedules set takes a NAME and a PAYLOAD")
-	}
 	t, err := taskOf(c)
 	if err != nil {
 		return err
@@ -124,9 +118,6 @@ func findSchedule(ctx context.Context, v view, name string) (*codeq.ScheduleInfo
 
 // aboutSchedule calls act with a schedule. In a dry run it only checks that the schedule exists.
 func (a *app) aboutSchedule(ctx context.Context, c *cli.Command, done string, act func(steerer, *codeq.ScheduleInfo, *scheduleResult) error) error {
-	if c.Args().Len() != 1 {
-		return usagef(c, "schedules %s takes a NAME", c.Name)
-	}
 	r := scheduleResult{Name: c.Args().First(), DryRun: c.Bool("dry-run")}
 	if r.DryRun {
 		return a.withView(ctx, c, func(v view, _ where) error {

@@ -38,9 +38,6 @@ func (a *app) deleteCommand() *cli.Command {
 			"tasks of any state, idempotency keys, a schedule or waiting claims.",
 		ShellComplete: a.completeQueues,
 		Action: func(ctx context.Context, c *cli.Command) error {
-			if !c.Args().Present() {
-				return usagef(c, "delete needs a QUEUE")
-			}
 			return a.withSteerer(ctx, c, func(s steerer) error {
 				for _, name := range c.Args().Slice() {
 					if err := s.DeleteQueue(ctx, name); err != nil {
@@ -62,9 +59,6 @@ func dryRunFlag() []cli.Flag {
 
 func (a *app) pauseAction(paused bool) cli.ActionFunc {
 	return func(ctx context.Context, c *cli.Command) error {
-		if !c.Args().Present() {
-			return usagef(c, "%s needs a QUEUE", c.Name)
-		}
 		return a.configure(ctx, c, c.Args().Slice(), func(s *codeq.Settings) { s.Paused = paused })
 	}
 }
@@ -178,9 +172,6 @@ func (a *app) setCommand() *cli.Command {
 }
 
 func (a *app) setQueue(ctx context.Context, c *cli.Command) error {
-	if !c.Args().Present() {
-		return usagef(c, "set queue needs a QUEUE")
-	}
 	var changes []func(*codeq.Settings)
 	add := func(flag string, change func(*codeq.Settings)) {
 		if c.IsSet(flag) {

@@ -41,9 +41,6 @@ const tailBuffer = 1 << 16
 const retryTail = time.Second
 
 func (a *app) tail(ctx context.Context, c *cli.Command) error {
-	if err := noArguments(c); err != nil {
-		return err
-	}
 	t, err := a.target(c)
 	if err != nil {
 		return err

@@ -98,9 +98,6 @@ func (s *sampler) close() {
 }
 
 func (a *app) top(ctx context.Context, c *cli.Command) error {
-	if err := noArguments(c); err != nil {
-		return err
-	}
 	t, err := a.target(c)
 	if err != nil {
 		return err

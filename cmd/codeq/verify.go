@@ -36,9 +36,6 @@ type verifyResult struct {
 }
 
 func (a *app) verify(c *cli.Command, repair bool) error {
-	if err := noArguments(c); err != nil {
-		return err
-	}
 	t, err := a.directory(c)
 	if err != nil {
 		return err
