@@ -32,42 +32,30 @@ var actions = map[string]*action{
 	"task/cancel":  onTask("The task was canceled.", (*codeq.Queue).Cancel),
 	"task/redrive": onTask("The dead letter was redriven.", (*codeq.Queue).RedriveDead),
 	"task/forget":  onTask("The task was deleted.", (*codeq.Queue).Forget),
-	"task/run-at": {Act, "The time of the task was changed.", "tasks", func(d *Dashboard, ctx context.Context, p url.Values) (any, error) {
-		id, err := codeq.ParseID(p.Get("id"))
-		if err != nil {
-			return nil, err
-		}
+	"task/run-at": setsTask("The time of the task was changed.", func(q *codeq.Queue, ctx context.Context, id codeq.ID, p url.Values) error {
 		at, err := timeParam(p, "at")
 		if err != nil {
-			return nil, err
+			return err
 		}
-		return idOnly{id}, d.q.SetRunAt(ctx, id, at)
-	}},
-	"task/priority": {Act, "The priority was changed.", "tasks", func(d *Dashboard, ctx context.Context, p url.Values) (any, error) {
-		id, err := codeq.ParseID(p.Get("id"))
-		if err != nil {
-			return nil, err
-		}
+		return q.SetRunAt(ctx, id, at)
+	}),
+	"task/priority": setsTask("The priority was changed.", func(q *codeq.Queue, ctx context.Context, id codeq.ID, p url.Values) error {
 		priority, err := intParam(p, "priority")
 		if err != nil {
-			return nil, err
+			return err
 		}
-		return idOnly{id}, d.q.SetPriority(ctx, id, priority)
-	}},
+		return q.SetPriority(ctx, id, priority)
+	}),
 	"task/clone": {Act, "The task was produced again, as this one.", "tasks", (*Dashboard).clone},
 	"release-key": {Act, "The key was released.", "tasks", func(d *Dashboard, ctx context.Context, p url.Values) (any, error) {
 		return nothing{}, d.q.ReleaseKey(ctx, keyParam(p))
 	}},
-	"pause":  {Admin, "The queue is paused.", "", pausing((*codeq.Queue).Pause)},
-	"resume": {Admin, "The queue goes on.", "", pausing((*codeq.Queue).Resume)},
-	"queue/delete": {Admin, "The queue was deleted.", "", func(d *Dashboard, ctx context.Context, p url.Values) (any, error) {
-		return nothing{}, d.q.DeleteQueue(ctx, p.Get("queue"))
-	}},
-	"schedule/delete": {Admin, "The schedule was deleted.", "schedules", func(d *Dashboard, ctx context.Context, p url.Values) (any, error) {
-		return nothing{}, d.q.DeleteSchedule(ctx, p.Get("name"))
-	}},
-	"schedule/pause":   {Admin, "The schedule is paused.", "schedules", (*Dashboard).pauseSchedule},
-	"schedule/resume":  {Admin, "The schedule goes on, with its next tick after now.", "schedules", (*Dashboard).resumeSchedule},
+	"pause":            {Admin, "The queue is paused.", "", pausing((*codeq.Queue).Pause)},
+	"resume":           {Admin, "The queue goes on.", "", pausing((*codeq.Queue).Resume)},
+	"queue/delete":     {Admin, "The queue was deleted.", "", named("queue", (*codeq.Queue).DeleteQueue)},
+	"schedule/delete":  {Admin, "The schedule was deleted.", "schedules", named("name", (*codeq.Queue).DeleteSchedule)},
+	"schedule/pause":   {Admin, "The schedule is paused.", "schedules", named("name", (*codeq.Queue).PauseSchedule)},
+	"schedule/resume":  {Admin, "The schedule goes on, with its next tick after now.", "schedules", named("name", (*codeq.Queue).ResumeSchedule)},
 	"schedule/trigger": {Act, "The task of the schedule was produced.", "schedules", (*Dashboard).trigger},
 	"workers/quiet":    {Admin, "The workers take no new tasks.", "workers", onWorkers((*codeq.Queue).QuietWorkers)},
 	"workers/resume":   {Admin, "The workers take tasks again.", "workers", onWorkers((*codeq.Queue).ResumeWorkers)},
@@ -93,13 +81,24 @@ var actions = map[string]*action{
 }
 
 func onTask(done string, do func(*codeq.Queue, context.Context, codeq.ID) error) *action {
+	return setsTask(done, func(q *codeq.Queue, ctx context.Context, id codeq.ID, _ url.Values) error { return do(q, ctx, id) })
+}
+
+func setsTask(done string, do func(*codeq.Queue, context.Context, codeq.ID, url.Values) error) *action {
 	return &action{Act, done, "tasks", func(d *Dashboard, ctx context.Context, p url.Values) (any, error) {
 		id, err := codeq.ParseID(p.Get("id"))
 		if err != nil {
 			return nil, err
 		}
-		return idOnly{id}, do(d.q, ctx, id)
+		return idOnly{id}, do(d.q, ctx, id, p)
 	}}
+}
+
+// named calls do with a parameter.
+func named(param string, do func(*codeq.Queue, context.Context, string) error) func(*Dashboard, context.Context, url.Values) (any, error) {
+	return func(d *Dashboard, ctx context.Context, p url.Values) (any, error) {
+		return nothing{}, do(d.q, ctx, p.Get(param))
+	}
 }
 
 func pausing(do func(*codeq.Queue, context.Context, string) error) func(*Dashboard, context.Context, url.Values) (any, error) {

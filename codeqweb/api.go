@@ -257,21 +257,13 @@ type shownTask struct {
 	Hidden bool
 }
 
-func (d *Dashboard) apiTask(ctx context.Context, r *request) (any, error) {
-	id, err := codeq.ParseID(r.params.Get("id"))
-	if err != nil {
-		return nil, err
-	}
-	t, err := d.q.Get(ctx, id)
-	return d.shownTask(r, t, err)
+func (d *Dashboard) apiTask(_ context.Context, r *request) (any, error) {
+	t, err := d.task(r)
+	return shownTask{t, !r.access.Has(Payloads)}, err
 }
 
 func (d *Dashboard) apiFind(ctx context.Context, r *request) (any, error) {
 	t, err := d.q.FindByKey(ctx, keyParam(r.params))
-	return d.shownTask(r, t, err)
-}
-
-func (d *Dashboard) shownTask(r *request, t *codeq.TaskInfo, err error) (any, error) {
 	if err != nil {
 		return nil, err
 	}

@@ -109,11 +109,7 @@ func (d *Dashboard) deadPage(w http.ResponseWriter, r *request) error {
 		return err
 	}
 	if s, _ := d.sampler.fresh(r.Context(), time.Second); s != nil {
-		if v.Dead = s.All.Counts.Dead; v.Queue != "" {
-			if v.Dead = 0; s.row(v.Queue) != nil {
-				v.Dead = s.row(v.Queue).Counts.Dead
-			}
-		}
+		v.Dead = s.counts(v.Queue).Dead
 	}
 	return d.show(w, r, page{Title: "Dead letters", Screen: "dead", Refresh: 10, Body: v})
 }

@@ -2,6 +2,7 @@ package codeqweb
 
 import (
 	"cmp"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -107,10 +108,7 @@ func (d *Dashboard) overview(s *sample, p url.Values) overviewView {
 		v.Error = s.Err.Error()
 	}
 	at := func(name, value string) string {
-		other := url.Values{}
-		for k, values := range q {
-			other[k] = values
-		}
+		other := maps.Clone(q)
 		other.Set(name, value)
 		if name != "from" {
 			other.Del("from")
@@ -171,9 +169,6 @@ func (d *Dashboard) overviewPage(w http.ResponseWriter, r *request) error {
 	}
 	q := overviewQuery(r.params)
 	v := d.overview(s, q)
-	live := url.Values{"page": {"overview"}}
-	for k, values := range q {
-		live[k] = values
-	}
-	return d.show(w, r, page{Title: "Overview", Screen: "overview", Live: live.Encode(), Body: v})
+	q.Set("page", "overview")
+	return d.show(w, r, page{Title: "Overview", Screen: "overview", Live: q.Encode(), Body: v})
 }

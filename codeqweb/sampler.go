@@ -134,6 +134,17 @@ func (s *sample) row(name string) *row {
 	return &s.Rows[i]
 }
 
+// counts returns the counts of a queue, or of all queues for "".
+func (s *sample) counts(queue string) (c codeq.Counts) {
+	if queue == "" {
+		return s.All.Counts
+	}
+	if of := s.row(queue); of != nil {
+		c = of.Counts
+	}
+	return c
+}
+
 type sampler struct {
 	q   *codeq.Queue
 	ctx context.Context // ends with the dashboard or the queue

@@ -77,11 +77,3 @@ func (d *Dashboard) trigger(ctx context.Context, p url.Values) (any, error) {
 	id, err := d.q.Produce(ctx, t)
 	return idOnly{id}, err
 }
-
-func (d *Dashboard) pauseSchedule(ctx context.Context, p url.Values) (any, error) {
-	return nothing{}, d.q.PauseSchedule(ctx, p.Get("name"))
-}
-
-func (d *Dashboard) resumeSchedule(ctx context.Context, p url.Values) (any, error) {
-	return nothing{}, d.q.ResumeSchedule(ctx, p.Get("name"))
-}

@@ -38,17 +38,24 @@ type slice struct {
 	Class, Title string
 }
 
-func (d *Dashboard) taskPage(w http.ResponseWriter, r *request) error {
+// task returns the task of the parameter id, without the parts that the request may not see.
+func (d *Dashboard) task(r *request) (*codeq.TaskInfo, error) {
 	id, err := codeq.ParseID(r.params.Get("id"))
 	if err != nil {
-		return err
+		return nil, err
 	}
-	ctx := r.Context()
-	t, err := d.q.Get(ctx, id)
+	t, err := d.q.Get(r.Context(), id)
+	if err != nil {
+		return nil, err
+	}
+	return d.shown(r, t), nil
+}
+
+func (d *Dashboard) taskPage(w http.ResponseWriter, r *request) error {
+	t, err := d.task(r)
 	if err != nil {
 		return err
 	}
-	t = d.shown(r, t)
 	v := taskView{Task: t, Hidden: !r.access.Has(Payloads), Progress: -1}
 	if !v.Hidden {
 		v.Payload, v.Result = d.payload(t.Queue, t.Payload), d.payload(t.Queue, t.Result)
@@ -66,7 +73,7 @@ func (d *Dashboard) taskPage(w http.ResponseWriter, r *request) error {
 		v.Attempts = append(v.Attempts, view)
 	}
 	v.Timeline = timeline(t, now)
-	if v.Family, err = d.family(ctx, t); err != nil {
+	if v.Family, err = d.family(r.Context(), t); err != nil {
 		return err
 	}
 	switch t.State {
@@ -79,7 +86,7 @@ func (d *Dashboard) taskPage(w http.ResponseWriter, r *request) error {
 	case codeq.Done, codeq.Canceled:
 		v.MayForget = true
 	}
-	return d.show(w, r, page{Title: "Task " + id.String(), Screen: "task", Refresh: 2, Body: v})
+	return d.show(w, r, page{Title: "Task " + t.ID.String(), Screen: "task", Refresh: 2, Body: v})
 }
 
 func sorted(m map[string]string) (list []namedValue) {
@@ -177,22 +184,17 @@ func earliest(a, b time.Time) time.Time {
 
 // download sends a payload or a result as a file that no browser runs.
 func (d *Dashboard) download(w http.ResponseWriter, r *request) error {
-	id, err := codeq.ParseID(r.params.Get("id"))
+	t, err := d.task(r)
 	if err != nil {
 		return err
 	}
-	t, err := d.q.Get(r.Context(), id)
-	if err != nil {
-		return err
-	}
-	t = d.shown(r, t)
 	data, name := t.Payload, "payload-"
 	if r.params.Get("of") == "result" {
 		data, name = t.Result, "result-"
 	}
 	h := w.Header()
 	h.Set("Content-Type", "application/octet-stream")
-	h.Set("Content-Disposition", `attachment; filename="`+name+id.String()+`.bin"`)
+	h.Set("Content-Disposition", `attachment; filename="`+name+t.ID.String()+`.bin"`)
 	h.Set("Content-Security-Policy", "sandbox; default-src 'none'")
 	_, _ = w.Write(data)
 	return nil

@@ -1,6 +1,7 @@
 package codeqweb
 
 import (
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -186,20 +187,10 @@ func (d *Dashboard) tasksPage(w http.ResponseWriter, r *request) error {
 func (d *Dashboard) tabs(r *request, query url.Values, filter codeq.TaskFilter) []tab {
 	var counts codeq.Counts
 	if s, _ := d.sampler.fresh(r.Context(), time.Second); s != nil {
-		counts = s.All.Counts
-		if filter.Queue != "" {
-			counts = codeq.Counts{}
-			if of := s.row(filter.Queue); of != nil {
-				counts = of.Counts
-			}
-		}
+		counts = s.counts(filter.Queue)
 	}
-	other := make(url.Values)
-	for name, values := range query {
-		if name != "state" {
-			other[name] = values
-		}
-	}
+	other := maps.Clone(query)
+	other.Del("state")
 	tabs := []tab{{"all", "tasks?" + other.Encode(), counts.Total(), len(filter.States) == 0}}
 	for i, s := range states {
 		other.Set("state", s.String())
