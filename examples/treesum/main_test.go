@@ -146,16 +146,6 @@ func sha256sum(t *testing.T, arg string) string {
 	return string(out)
 }
 
-func TestSymbolicLinkAsTree(t *testing.T) {
-	root := strangeTree(t)
-	queue := filepath.Join(t.TempDir(), "queue")
-	stdout, stderr, code := sum("-queue", queue, filepath.Join(root, "link to dir"))
-	require.Equal(t, exitFailed, code)
-	require.Empty(t, stdout)
-	require.Contains(t, stderr, "link to dir: neither a directory nor a regular file")
-	require.NoDirExists(t, queue)
-}
-
 // listen makes the hooks of the handlers call f, one at a time, for this test.
 func listen(t *testing.T, f func(tr *tree, event, name string)) {
 	var mu sync.Mutex
@@ -187,40 +177,6 @@ func TestHugeDirectory(t *testing.T) {
 	require.Zero(t, code)
 	require.Equal(t, expected(t, root), stdout)
 	require.Equal(t, 2, pages)
-}
-
-func TestPagesOfADirectory(t *testing.T) {
-	root := t.TempDir()
-	var want []string
-	for i := range 50 {
-		name := fmt.Sprint(i)
-		if i%5 == 0 {
-			require.NoError(t, os.Mkdir(filepath.Join(root, name), 0o755))
-		} else {
-			write(t, filepath.Join(root, name), "")
-		}
-		want = append(want, name)
-	}
-	require.NoError(t, os.Symlink("1", filepath.Join(root, "link")))
-	slices.Sort(want)
-	self, err := os.Stat(t.TempDir())
-	require.NoError(t, err)
-	tr := &tree{root: root, self: self}
-	for _, n := range []int{1, 3, 10, 25, 49, 50, 51, 1000} {
-		var got []string
-		after, more := "", true
-		for more {
-			page, m, err := tr.readPage("", after, n)
-			require.NoError(t, err)
-			require.LessOrEqual(t, len(page), n)
-			more = m
-			for _, e := range page {
-				got = append(got, e.Name())
-				after = e.Name()
-			}
-		}
-		require.Equal(t, want, got, "pages of %d", n)
-	}
 }
 
 func TestQueueIsRemovedUnlessKept(t *testing.T) {
@@ -345,7 +301,7 @@ func TestFlags(t *testing.T) {
 	}
 	for _, wrong := range [][]string{
 		{"-durability", "perhaps"}, {"-workers", "x"}, {"-workers", "-1"}, {"-unknown"},
-		{root, root}, {filepath.Join(root, "missing")},
+		{root, root}, {filepath.Join(root, "missing")}, {filepath.Join(root, "link to dir")},
 	} {
 		stdout, stderr, code := sum(append([]string{"-queue", queue}, wrong...)...)
 		require.Equal(t, exitFailed, code, wrong)
@@ -376,22 +332,6 @@ func TestUnreadable(t *testing.T) {
 	require.Equal(t, tries, read["x"])
 	require.Equal(t, 1, read["empty"])
 	require.NoDirExists(t, queue)
-}
-
-func TestNoPermission(t *testing.T) {
-	if os.Getuid() == 0 {
-		t.Skip("root may read everything")
-	}
-	root := t.TempDir()
-	write(t, filepath.Join(root, "open"), "x")
-	write(t, filepath.Join(root, "shut"), "x")
-	require.NoError(t, os.Mkdir(filepath.Join(root, "shut dir"), 0))
-	require.NoError(t, os.Chmod(filepath.Join(root, "shut"), 0))
-	stdout, stderr, code := sum("-queue", filepath.Join(t.TempDir(), "queue"), root)
-	require.Equal(t, exitUnread, code)
-	require.Equal(t, fmt.Sprintf("%x  %s/open\n", sha256.Sum256([]byte("x")), root), stdout)
-	require.Equal(t,
-		fmt.Sprintf("treesum: %[1]s/shut: %[2]v\ntreesum: %[1]s/shut dir: %[2]v\n", root, syscall.EACCES), stderr)
 }
 
 func TestInterrupt(t *testing.T) {
