@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"unicode"
 	"unicode/utf8"
@@ -27,9 +28,10 @@ type codeNames struct {
 	declared map[string]bool // as in Queue.Close, codeq.Queue.Close, codeq.Close; and in queue.go:Close
 }
 
-func namesOfCode(t *testing.T) *codeNames {
+// namesOfCode reads the names once for all tests. REQUIRES: inRoot was called.
+var namesOfCode = sync.OnceValues(func() (*codeNames, error) {
 	names := &codeNames{make(map[string]bool), make(map[string]bool), make(map[string]bool), make(map[string]bool)}
-	require.NoError(t, filepath.WalkDir(".", func(path string, e fs.DirEntry, err error) error {
+	return names, filepath.WalkDir(".", func(path string, e fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -42,9 +44,8 @@ func namesOfCode(t *testing.T) *codeNames {
 			names.read(filepath.ToSlash(path), file)
 		}
 		return err
-	}))
-	return names
-}
+	})
+})
 
 func (n *codeNames) read(at string, file *ast.File) {
 	for _, spec := range file.Imports {
@@ -139,7 +140,8 @@ var notGo = map[string]bool{"CODEQ": true, "LOCK": true, "SEAL": true, "PLACE": 
 func TestNamesInDocuments(t *testing.T) {
 	t.Parallel()
 	inRoot(t)
-	names := namesOfCode(t)
+	names, err := namesOfCode()
+	require.NoError(t, err)
 	quoted := regexp.MustCompile("`([^`\n]+)`")
 	isName := regexp.MustCompile(`^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$`)
 	isPath := regexp.MustCompile(`^[\w.]+(/[\w.]+)+$|^\w+\.(go|md|txt)$`)

@@ -1,12 +1,7 @@
 package repotest
 
 import (
-	"go/ast"
-	"go/parser"
-	"go/token"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -20,22 +15,9 @@ import (
 func TestFeatureTable(t *testing.T) {
 	t.Parallel()
 	inRoot(t)
-	exists := make(map[string]bool)
-	require.NoError(t, filepath.WalkDir(".", func(path string, e fs.DirEntry, err error) error {
-		if err != nil || !strings.HasSuffix(path, "_test.go") {
-			return err
-		}
-		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
-		if err != nil {
-			return err
-		}
-		for _, d := range file.Decls {
-			if f, ok := d.(*ast.FuncDecl); ok && f.Recv == nil {
-				exists[f.Name.Name] = true
-			}
-		}
-		return nil
-	}))
+	code, err := namesOfCode()
+	require.NoError(t, err)
+	exists := code.used // test functions are declared, and used nowhere else
 	names := regexp.MustCompile(`\b(Example|Test|Fuzz|Benchmark)[A-Z]\w*\*?`)
 	// known reports whether there is the test, or one that begins with a name that ends with *.
 	known := func(name string) bool {
