@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"codeq"
-
 	"github.com/stretchr/testify/require"
+
+	"codeq"
 )
 
 // BenchmarkBacklog compares a queue that was empty with one that has ten million ready tasks, over

@@ -13,10 +13,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"codeq"
 	"codeq/internal/testkit"
-
-	"github.com/stretchr/testify/require"
 )
 
 var away = flag.Int64("away", 0, "cycles that BenchmarkCatchUp's third node misses; 0: 100,000, or 20,000 with -short")

@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"codeq"
-
 	"github.com/stretchr/testify/require"
+
+	"codeq"
 )
 
 // pauses is a logger's handler that records the pauses of shards.

@@ -5,9 +5,9 @@ import (
 	"testing"
 	"time"
 
-	"codeq"
-
 	"github.com/stretchr/testify/require"
+
+	"codeq"
 )
 
 // BenchmarkChildren measures the children of one task that exists already: 3,000 children from one

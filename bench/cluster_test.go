@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"codeq"
 	"codeq/bench/workload"
-
-	"github.com/stretchr/testify/require"
 )
 
 // BenchmarkCluster is BenchmarkFullCycle on three nodes in one process, which

@@ -12,10 +12,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"codeq"
 	"codeq/bench/workload"
-
-	"github.com/stretchr/testify/require"
 )
 
 var depthBacklog = flag.Int("depth.backlog", 0, "BenchmarkDepth: one more backlog, in tasks, and as many keys behind")

@@ -7,10 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"codeq"
 	"codeq/internal/inspect"
-
-	"github.com/stretchr/testify/require"
 )
 
 // BenchmarkDueAtOnce stores tasks that are all due at one millisecond. It measures the time from

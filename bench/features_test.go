@@ -7,10 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"codeq"
 	"codeq/bench/workload"
-
-	"github.com/stretchr/testify/require"
 )
 
 // BenchmarkFeatures is FullCycle with one feature in use on every task, and

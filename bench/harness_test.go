@@ -11,11 +11,11 @@ import (
 	"testing"
 	"time"
 
-	"codeq"
-	"codeq/bench/workload"
-
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
+
+	"codeq"
+	"codeq/bench/workload"
 )
 
 var (

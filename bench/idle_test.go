@@ -7,10 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"codeq"
 	"codeq/bench/workload"
-
-	"github.com/stretchr/testify/require"
 )
 
 // BenchmarkIdle is the cost of an idle open queue, in percent of one core: two shards, a waiting

@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
-	"codeq"
-
 	"github.com/stretchr/testify/require"
+
+	"codeq"
 )
 
 // BenchmarkInfo is a dashboard that asks for all of 10,000 queues, or for one with 100,000 tenants.

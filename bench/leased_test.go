@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
-	"codeq"
-
 	"github.com/stretchr/testify/require"
+
+	"codeq"
 )
 
 // BenchmarkLeased is Get and List beside 1,000,000 leases (100,000 with -short) of one

@@ -9,9 +9,9 @@ import (
 	"sync"
 	"testing"
 
-	"codeq"
-
 	"github.com/stretchr/testify/require"
+
+	"codeq"
 )
 
 // BenchmarkOrder takes a backlog of random priorities out of a queue of several shards. It reports

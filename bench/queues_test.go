@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"codeq"
-
 	"github.com/stretchr/testify/require"
+
+	"codeq"
 )
 
 // BenchmarkIdleQueues is the cost of 1,000,000 queues (100,000 with -short): emptied, after each

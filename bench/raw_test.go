@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"testing"
 
-	"codeq/bench/workload"
-
 	"github.com/stretchr/testify/require"
+
+	"codeq/bench/workload"
 )
 
 // BenchmarkRawPebble is the limit that the engine works under.

@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"testing"
 
-	"codeq"
-
 	"github.com/stretchr/testify/require"
+
+	"codeq"
 )
 
 // BenchmarkReads makes calls that write nothing on the node that leads the only shard of three. A

@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"codeq"
-
 	"github.com/stretchr/testify/require"
+
+	"codeq"
 )
 
 var (

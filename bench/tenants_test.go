@@ -10,10 +10,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"codeq"
 	"codeq/bench/workload"
-
-	"github.com/stretchr/testify/require"
 )
 
 // drainTime is the longest time for the drain of a backlog. Rates are those until then.
