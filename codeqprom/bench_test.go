@@ -65,14 +65,9 @@ func BenchmarkScrape(b *testing.B) {
 			c := codeqprom.New(nil)
 			q := openIn(b, codeq.Options{Shards: 2, Observer: c.Observer(nil)})
 			c.Watch(q)
-			var batch []codeq.Task
-			for i := range queues {
-				batch = append(batch, codeq.Task{Queue: fmt.Sprint("queue ", i)}, codeq.Task{Queue: fmt.Sprint("queue ", i)})
-				if len(batch) >= 1000 || i == queues-1 {
-					produce(b, q, batch...)
-					batch = batch[:0]
-				}
-			}
+			require.NoError(b, workload.Fill(b.Context(), []*codeq.Queue{q}, 1, 2*queues, 1000, func(i int) codeq.Task {
+				return codeq.Task{Queue: fmt.Sprint("queue ", i/2)}
+			}))
 			url := serve(b, c)
 			var bytes int64
 			before := groups(b, q)
