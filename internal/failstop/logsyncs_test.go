@@ -6,11 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -19,106 +17,83 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/crashfs"
-	"codeq/internal/testbase"
 )
 
 // logsAtClose returns base with a sync of each log at its close.
 func logsAtClose(base vfs.FS) vfs.FS { return SyncLogsAtClose(base, new(LogSyncs)) }
 
-// hookFS calls after at the end of each operation that changes something, with the operation and
-// the path. An error of after becomes the error of the operation.
-type hookFS struct {
+// recorder is a file system in memory that records the operations that change something, as
+// "op path".
+type recorder struct {
 	vfs.FS
-	after func(op, name string) error
+	mu  sync.Mutex
+	ops []string
+	err map[string]error // of an operation, by "op path"
 }
 
-func (fs hookFS) file(op, name string, f vfs.File, err error) (vfs.File, error) {
+func newRecorder() *recorder { return &recorder{FS: crashfs.New(), err: make(map[string]error)} }
+
+// note records the end of an operation, and returns its error.
+func (r *recorder) note(op, name string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ops = append(r.ops, op+" "+name)
+	return r.err[op+" "+name]
+}
+
+func (r *recorder) file(op, name string, f vfs.File, err error) (vfs.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return hookFile{f, name, fs.after}, fs.after(op, name)
+	return recordedFile{f, name, r}, r.note(op, name)
 }
 
-func (fs hookFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	f, err := fs.FS.Create(name, c)
-	return fs.file("create", name, f, err)
+func (r *recorder) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	f, err := r.FS.Create(name, c)
+	return r.file("create", name, f, err)
 }
 
-func (fs hookFS) ReuseForWrite(old, name string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	f, err := fs.FS.ReuseForWrite(old, name, c)
-	return fs.file("reuse", name, f, err)
+func (r *recorder) ReuseForWrite(old, name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	f, err := r.FS.ReuseForWrite(old, name, c)
+	return r.file("reuse", name, f, err)
 }
 
-func (fs hookFS) OpenReadWrite(
-	name string, c vfs.DiskWriteCategory, opts ...vfs.OpenOption,
-) (vfs.File, error) {
-	f, err := fs.FS.OpenReadWrite(name, c, opts...)
-	return fs.file("open", name, f, err)
+func (r *recorder) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
+	f, err := r.FS.OpenReadWrite(name, c, opts...)
+	return r.file("open", name, f, err)
 }
 
-func (fs hookFS) OpenDir(name string) (vfs.File, error) {
-	f, err := fs.FS.OpenDir(name)
-	return fs.file("opendir", name, f, err)
+func (r *recorder) OpenDir(name string) (vfs.File, error) {
+	f, err := r.FS.OpenDir(name)
+	return r.file("opendir", name, f, err)
 }
 
-func (fs hookFS) Rename(oldname, newname string) error {
-	return errors.Join(fs.FS.Rename(oldname, newname), fs.after("rename", newname))
-}
+func (r *recorder) Unwrap() vfs.FS { return r.FS }
 
-func (fs hookFS) Remove(name string) error {
-	return errors.Join(fs.FS.Remove(name), fs.after("remove", name))
-}
-
-// Lock locks nothing, so that two DBs can act for a process and its successor.
-func (fs hookFS) Lock(string) (io.Closer, error) { return io.NopCloser(nil), nil }
-
-func (fs hookFS) Unwrap() vfs.FS { return fs.FS }
-
-type hookFile struct {
+type recordedFile struct {
 	vfs.File
-	name  string
-	after func(op, name string) error
+	name string
+	r    *recorder
 }
 
-func (f hookFile) Write(p []byte) (int, error) {
+func (f recordedFile) Write(p []byte) (int, error) {
 	n, err := f.File.Write(p)
-	return n, errors.Join(err, f.after("write", f.name))
+	return n, errors.Join(err, f.r.note("write", f.name))
 }
 
-func (f hookFile) Sync() error {
-	return errors.Join(f.File.Sync(), f.after("sync", f.name))
+func (f recordedFile) Sync() error { return errors.Join(f.File.Sync(), f.r.note("sync", f.name)) }
+
+func (f recordedFile) SyncData() error {
+	return errors.Join(f.File.SyncData(), f.r.note("syncdata", f.name))
 }
 
-func (f hookFile) SyncData() error {
-	return errors.Join(f.File.SyncData(), f.after("syncdata", f.name))
-}
-
-func (f hookFile) SyncTo(n int64) (bool, error) {
+func (f recordedFile) SyncTo(n int64) (bool, error) {
 	_, err := f.File.SyncTo(n)
-	return true, errors.Join(err, f.after("syncto", f.name))
+	return true, errors.Join(err, f.r.note("syncto", f.name))
 }
 
-func (f hookFile) Close() error {
-	return errors.Join(f.File.Close(), f.after("close", f.name))
-}
-
-// recorder is a file system in memory that records operations as "op path".
-type recorder struct {
-	hookFS
-	mu  sync.Mutex
-	ops []string
-	err map[string]error // by "op path"
-}
-
-func newRecorder() *recorder {
-	r := &recorder{err: map[string]error{}}
-	r.hookFS = hookFS{crashfs.New(), func(op, name string) error {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.ops = append(r.ops, op+" "+name)
-		return r.err[op+" "+name]
-	}}
-	return r
+func (f recordedFile) Close() error {
+	return errors.Join(f.File.Close(), f.r.note("close", f.name))
 }
 
 // take returns the operations since the last call.
@@ -285,7 +260,9 @@ func TestUnwrap(t *testing.T) {
 // of a log in a checkpoint.
 func TestPebbleUsesLogsAsExpected(t *testing.T) {
 	rec := newRecorder()
-	db, err := pebble.Open("db", logOptions(logsAtClose(rec)))
+	db, err := pebble.Open("db", &pebble.Options{
+		FS: logsAtClose(rec), FormatMajorVersion: pebble.FormatColumnarBlocks, MemTableSize: 64 << 10, Logger: quiet{},
+	})
 	require.NoError(t, err)
 	logOps := func() (ops []string) {
 		for _, op := range rec.take() {
@@ -297,7 +274,7 @@ func TestPebbleUsesLogsAsExpected(t *testing.T) {
 	}
 	require.Equal(t, []string{"create db/000002.log"}, logOps())
 	for i := range 100 {
-		require.NoError(t, db.Set(logKey(i), nil, pebble.Sync))
+		require.NoError(t, db.Set(key(i), nil, pebble.Sync))
 	}
 	require.Empty(t, logOps())
 
@@ -315,300 +292,6 @@ func TestPebbleUsesLogsAsExpected(t *testing.T) {
 	require.Equal(t, []string{"syncdata db/000004.log", "close db/000004.log"}, logOps())
 }
 
-// image is a disk after a power loss. The keys on it are a gapless prefix of those written, of min
-// to max keys.
-type image struct {
-	fs       *crashfs.Disk
-	at       string
-	percent  int // share of the unsynced data that has survived
-	min, max int
-}
-
-// crasher writes keys in order to a DB on a disk, and takes images of this disk.
-type crasher struct {
-	disk   *crashfs.Disk
-	layers func(vfs.FS) vfs.FS
-	format pebble.FormatMajorVersion
-
-	next    atomic.Int64 // the key to write
-	durable atomic.Int64 // keys below are in closed logs or tables
-	closed  atomic.Int64 // logs closed
-	reused  atomic.Int64 // logs reused
-
-	gate sync.Mutex  // held while the DB may create no table: the number of logs grows
-	live atomic.Bool // whether operations take images
-
-	// manifest is true before the sync of the directory with a new MANIFEST and the marker that
-	// names it. An image could keep the marker alone; Pebble cannot handle this on any file system.
-	manifest atomic.Bool
-
-	mu     sync.Mutex
-	rng    *rand.Rand
-	images []image
-}
-
-// newCrasher starts with an empty disk, under the layers of the test.
-func newCrasher(
-	seed uint64, layers func(vfs.FS) vfs.FS, format pebble.FormatMajorVersion,
-) *crasher {
-	return &crasher{
-		disk:   crashfs.New(),
-		layers: layers,
-		format: format,
-		rng:    rand.New(rand.NewPCG(seed, 0)),
-	}
-}
-
-func (c *crasher) open(fs vfs.FS) (*pebble.DB, error) {
-	opts := logOptions(c.layers(fs))
-	opts.FormatMajorVersion = c.format
-	return pebble.Open("db", opts)
-}
-
-// openDisk opens the DB on the disk itself. Its operations take images.
-func (c *crasher) openDisk() (*pebble.DB, error) {
-	return c.open(hookFS{c.disk, c.after})
-}
-
-func (c *crasher) after(op, name string) error {
-	odds := 15
-	switch log := strings.HasSuffix(name, ".log"); {
-	case op == "write":
-		return nil
-	case op == "create" && strings.HasPrefix(name, "db/MANIFEST-"):
-		c.manifest.Store(true)
-	case op == "sync" && name == "db":
-		c.manifest.Store(false)
-	case op == "create" && strings.HasSuffix(name, ".sst"):
-		c.gate.Lock()
-		defer c.gate.Unlock()
-	case op == "close" && log:
-		c.durable.Store(c.next.Load())
-		c.closed.Add(1)
-		odds = 3
-	case op == "reuse" && log:
-		c.reused.Add(1)
-		odds = 3
-	case log:
-		odds = 3
-	}
-	if c.live.Load() {
-		c.snap(odds, op+" "+name, false)
-	}
-	return nil
-}
-
-// snap takes an image with a probability of 1/odds. REQUIRES: no Set runs if idle.
-func (c *crasher) snap(odds int, at string, idle bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.rng.IntN(odds) > 0 || c.manifest.Load() {
-		return
-	}
-	img := image{at: at, percent: min(max(c.rng.IntN(150)-25, 0), 100)}
-	img.min = int(c.durable.Load())
-	img.fs = c.disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: img.percent, RNG: c.rng})
-	img.max = int(c.next.Load())
-	switch {
-	case !idle:
-		img.max++
-	case img.percent == 100:
-		img.min = img.max
-	}
-	c.images = append(c.images, img)
-}
-
-// write writes keys until n logs are closed, with images in between. Then it makes Pebble flush,
-// and the next logs reuse these logs.
-func (c *crasher) write(t *testing.T, db *pebble.DB, n int64) {
-	c.gate.Lock()
-	for until := c.closed.Load() + n; c.closed.Load() < until; {
-		i := c.next.Load()
-		require.NoError(t, db.Set(logKey(int(i)), logValue(int(i)), pebble.Sync))
-		c.next.Add(1)
-		c.snap(100, "idle", true)
-	}
-	c.gate.Unlock()
-	require.NoError(t, db.Flush())
-}
-
-// check opens an image and returns the number of keys on it.
-func (c *crasher) check(img image) (int, error) {
-	db, err := c.open(img.fs)
-	if err != nil {
-		return 0, err
-	}
-	n, err := prefix(db)
-	switch err = errors.Join(err, db.Close()); {
-	case err != nil:
-		return 0, err
-	case n < img.min || n > img.max:
-		return 0, fmt.Errorf("%d keys, want %d to %d", n, img.min, img.max)
-	}
-	return n, nil
-}
-
-// checkAll checks the images so far and drops them. It returns the number of images, the number of
-// broken ones, and a copy of an unbroken one with the number of its keys.
-func (c *crasher) checkAll(t *testing.T) (all, broken int, disk *crashfs.Disk, keys int) {
-	c.mu.Lock()
-	images := c.images
-	c.images = nil
-	c.mu.Unlock()
-	for i, img := range images {
-		clone := img.fs.CrashClone(vfs.CrashCloneCfg{})
-		n, err := c.check(img)
-		if err != nil {
-			t.Logf("image %d at %q, %d%%: %v", i, img.at, img.percent, err)
-			broken++
-		} else {
-			disk, keys = clone, n
-		}
-	}
-	return len(images), broken, disk, keys
-}
-
-// prefix returns the number of keys if they are all up to some key.
-func prefix(db *pebble.DB) (n int, err error) {
-	it, err := db.NewIter(nil)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { err = errors.Join(err, it.Close()) }()
-	for it.First(); it.Valid(); it.Next() {
-		if !bytes.Equal(it.Key(), logKey(n)) {
-			return 0, fmt.Errorf("key %x where %x is expected", it.Key(), logKey(n))
-		}
-		if !bytes.Equal(it.Value(), logValue(n)) {
-			return 0, fmt.Errorf("wrong value of key %d", n)
-		}
-		n++
-	}
-	return n, nil
-}
-
-// TestPowerLoss has several power losses; each one happens on an image of the disk after the power
-// loss before it.
-func TestPowerLoss(t *testing.T) {
-	testbase.SkipUnderRace(t)
-	for seed := range uint64(2) {
-		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
-			c := newCrasher(seed, logsAtClose, pebble.FormatColumnarBlocks)
-			total := 0
-			for range 3 {
-				db, err := c.openDisk()
-				require.NoError(t, err)
-				c.live.Store(true)
-				var disk *crashfs.Disk
-				var keys int
-				for range 2 {
-					c.write(t, db, 3)
-					all, broken, d, k := c.checkAll(t)
-					require.Zero(t, broken, "of %d images", all)
-					require.NotZero(t, all)
-					total, disk, keys = total+all, d, k
-				}
-				c.live.Store(false)
-				require.NoError(t, db.Close())
-				require.NotZero(t, c.reused.Swap(0), "no log was reused")
-
-				c.disk = disk
-				c.next.Store(int64(keys))
-				c.durable.Store(int64(keys))
-				c.live.Store(true) // also while the next DB opens
-			}
-			t.Logf("%d images", total)
-			require.GreaterOrEqual(t, total, 30)
-		})
-	}
-}
-
-// TestPowerLossAfterKill loses power while and after a process recovers the unsynced log of a
-// killed process.
-func TestPowerLossAfterKill(t *testing.T) {
-	const n = 100
-	c := newCrasher(1, logsAtClose, pebble.FormatColumnarBlocks)
-	set := func(db *pebble.DB) {
-		for range n {
-			i := int(c.next.Load())
-			require.NoError(t, db.Set(logKey(i), logValue(i), pebble.Sync))
-			c.next.Add(1)
-			c.snap(5, "idle", true)
-		}
-	}
-	// The killed process: n keys fit into a memtable, and so it does no background work.
-	killed, err := c.openDisk()
-	require.NoError(t, err)
-	set(killed)
-	require.Zero(t, c.closed.Load())
-
-	c.live.Store(true)
-	db, err := c.openDisk()
-	require.NoError(t, err)
-	c.durable.Store(n) // Open has flushed the keys of the log.
-	set(db)
-	c.live.Store(false)
-
-	all, broken, _, _ := c.checkAll(t)
-	require.Zero(t, broken, "of %d images", all)
-	require.GreaterOrEqual(t, all, 20)
-	require.NoError(t, db.Close())
-	require.NoError(t, killed.Close())
-}
-
-// TestPowerLossNeeds shows that TestPowerLoss fails without the syncs of the package, and without
-// the format that the package demands.
-func TestPowerLossNeeds(t *testing.T) {
-	for _, tc := range []struct {
-		name   string
-		layers func(vfs.FS) vfs.FS
-		format pebble.FormatMajorVersion
-	}{
-		{"a sync at close", func(fs vfs.FS) vfs.FS { return logsAtClose(lyingFS{fs}) }, pebble.FormatColumnarBlocks},
-		{"an old format", logsAtClose, pebble.FormatWALSyncChunks},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			c := newCrasher(1, tc.layers, tc.format)
-			db, err := c.openDisk()
-			require.NoError(t, err)
-			c.live.Store(true)
-			broken := 0
-			for round := 0; broken == 0 && round < 10; round++ {
-				c.write(t, db, 3)
-				_, broken, _, _ = c.checkAll(t)
-			}
-			c.live.Store(false)
-			require.NoError(t, db.Close())
-			require.NotZero(t, broken)
-		})
-	}
-}
-
-// lyingFS creates files with a SyncData that does nothing.
-type lyingFS struct{ vfs.FS }
-
-func (fs lyingFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	f, err := fs.FS.Create(name, c)
-	if err != nil || !strings.HasSuffix(name, ".log") {
-		return f, err
-	}
-	return lyingFile{f}, nil
-}
-
-type lyingFile struct{ vfs.File }
-
-func (lyingFile) SyncData() error { return nil }
-
-func logOptions(fs vfs.FS) *pebble.Options {
-	return &pebble.Options{
-		FS:                          fs,
-		FormatMajorVersion:          pebble.FormatColumnarBlocks,
-		Logger:                      quiet{},
-		MemTableSize:                64 << 10,
-		MemTableStopWritesThreshold: 8,
-	}
-}
-
 type quiet struct{}
 
 func (quiet) Infof(string, ...any)              {}
@@ -616,18 +299,3 @@ func (quiet) Errorf(string, ...any)             {}
 func (quiet) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
 
 func logKey(i int) []byte { return binary.BigEndian.AppendUint64(nil, uint64(i)) }
-
-// logValue is up to 400 bytes long, or 2,000. Longer ones make the images slow to open: Pebble
-// flips every bit of a chunk with a wrong checksum.
-func logValue(i int) []byte {
-	rng := rand.New(rand.NewPCG(uint64(i), 0))
-	n := rng.IntN(51) * 8
-	if rng.IntN(50) == 0 {
-		n = 2_000
-	}
-	v := make([]byte, 0, n)
-	for len(v) < n {
-		v = binary.LittleEndian.AppendUint64(v, rng.Uint64())
-	}
-	return v
-}
