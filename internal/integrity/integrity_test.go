@@ -244,26 +244,3 @@ func TestTornManifest(t *testing.T) {
 		}
 	}
 }
-
-// BenchmarkSeal measures a seal of 64 MiB of log, about as much as a store has.
-func BenchmarkSeal(b *testing.B) {
-	dir := b.TempDir()
-	db, err := pebble.Open(dir, &pebble.Options{
-		FS: vfs.Default, FormatMajorVersion: pebble.FormatColumnarBlocks, MemTableSize: 128 << 20, Logger: quiet{},
-	})
-	require.NoError(b, err)
-	for i := range 64 << 10 {
-		require.NoError(b, db.Set(fmt.Append(nil, i), make([]byte, 1<<10), pebble.NoSync))
-	}
-	require.NoError(b, db.Close())
-	for name, do := range map[string]func(vfs.FS, string) error{"seal": Seal, "unseal": Unseal, "check": checkManifests} {
-		b.Run(name, func(b *testing.B) {
-			for b.Loop() {
-				if name == "unseal" {
-					require.NoError(b, Seal(vfs.Default, dir))
-				}
-				require.NoError(b, do(vfs.Default, dir))
-			}
-		})
-	}
-}

@@ -3,7 +3,9 @@ package raftlog
 import (
 	"bytes"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -470,6 +472,19 @@ func TestTruncationBoundsDisk(t *testing.T) {
 		}
 	}
 	require.NoError(t, s.Close())
+}
+
+func directoryBytes(tb testing.TB, dir string) (n int64) {
+	require.NoError(tb, filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return nil // deleted meanwhile
+		}
+		if info, err := e.Info(); err == nil && !e.IsDir() {
+			n += info.Size()
+		}
+		return nil
+	}))
+	return n
 }
 
 // TestConcurrent makes the calls of Raft's goroutines on several groups.

@@ -14,7 +14,6 @@ import (
 	"pgregory.net/rapid"
 
 	"codeq/internal/testbase"
-	"codeq/internal/testkit"
 )
 
 // golden has records and their stored forms.
@@ -83,8 +82,8 @@ var hash16 = [16]byte{0: 1, 15: 2}
 // TestGolden fixes the stored form, in both directions.
 func TestGolden(t *testing.T) {
 	for _, g := range golden {
-		require.Equal(t, hex.EncodeToString(testkit.Unhex(g.want)), hex.EncodeToString(g.rec.Encode()), g.name)
-		got, err := Decode(testkit.Unhex(g.want))
+		require.Equal(t, hex.EncodeToString(testbase.Unhex(g.want)), hex.EncodeToString(g.rec.Encode()), g.name)
+		got, err := Decode(testbase.Unhex(g.want))
 		require.NoError(t, err, g.name)
 		requireSame(t, &g.rec, &got)
 	}
@@ -335,7 +334,7 @@ func TestAllocations(t *testing.T) {
 // decodes to the same record, and does not change again.
 func FuzzDecode(f *testing.F) {
 	for _, g := range golden {
-		f.Add(testkit.Unhex(g.want))
+		f.Add(testbase.Unhex(g.want))
 	}
 	f.Add([]byte{hasHistory, 0, 0, 'p'})                    // announces zeros
 	f.Add([]byte{hasHeaders, 2, 1, 'k', 0, 1, 'k', 1, 'v'}) // one name twice

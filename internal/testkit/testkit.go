@@ -3,14 +3,12 @@
 package testkit
 
 import (
-	"encoding/hex"
 	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
 	"net"
 	"runtime"
-	"strings"
 	"testing"
 	"time"
 
@@ -51,15 +49,6 @@ func OnlyLong(t testing.TB, why string) {
 	if !*long {
 		t.Skip(why + ": with -long")
 	}
-}
-
-// Unhex reads hexadecimal digits; blanks separate the fields.
-func Unhex(s string) []byte {
-	b, err := hex.DecodeString(strings.ReplaceAll(s, " ", ""))
-	if err != nil {
-		panic(err)
-	}
-	return b
 }
 
 // FreePorts returns the first of n consecutive free ports of loopback, drawn by intN. They are
