@@ -12,8 +12,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/cockroachdb/pebble/v2"
-
 	"codeq/internal/base"
 	"codeq/internal/failstop"
 	"codeq/internal/manifest"
@@ -46,7 +44,7 @@ type Config struct {
 	Newest    int   // newest format of this build; 0: manifest.Format. Tests set less
 	// PebbleFormat is Pebble's format of the log, by that of the directory. Default:
 	// manifest.PebbleFormat
-	PebbleFormat func(format int) pebble.FormatMajorVersion
+	PebbleFormat func(format int) uint64
 	Logger       *slog.Logger
 	// SnapshotBytes is the number of bytes of log between two snapshots; half as much stays.
 	SnapshotBytes int64

@@ -16,7 +16,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"codeq/internal/base"
-	"codeq/internal/failstop"
+	"codeq/internal/integrity"
 	"codeq/internal/store"
 	"codeq/internal/wire"
 )
@@ -34,7 +34,7 @@ type logRoom struct {
 	dir   string
 	least uint64 // bytes; 0: no limit
 	log   *slog.Logger
-	lost  func(error) // called with failstop.ErrLost: the directory is gone; nil: not called
+	lost  func(error) // called with integrity.ErrLost: the directory is gone; nil: not called
 
 	begin  time.Time    // zero of the times in next
 	next   atomic.Int64 // when to ask again, in ms
@@ -117,7 +117,7 @@ func (d *logRoom) fits(bytes int64) error {
 
 func (d *logRoom) usage() (vfs.DiskUsage, error) {
 	u, err := d.fs.GetDiskUsage(d.dir)
-	if errors.Is(err, failstop.ErrLost) && d.lost != nil {
+	if errors.Is(err, integrity.ErrLost) && d.lost != nil {
 		d.lost(err)
 	}
 	return u, err

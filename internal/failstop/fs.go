@@ -16,8 +16,8 @@ import (
 // FS returns base without the failures that Pebble cannot handle: of creating, writing, syncing or
 // closing the write-ahead log, the MANIFEST, a marker or the options in dir; of syncing dir; and of
 // listing it once background work has begun, which a failed Open would leave without its cache.
-// Such a failure makes the latch fail instead, and so does ErrLost of any operation. Otherwise,
-// reads and tables fail normally; Pebble retries to write tables.
+// Such a failure makes the latch fail instead, and so does integrity.ErrLost of any operation.
+// Otherwise, reads and tables fail normally; Pebble retries to write tables.
 //
 // Once the latch has failed, nothing in dir changes any more, although Pebble is told so. Other
 // directories, such as a checkpoint, are not affected.
@@ -107,7 +107,7 @@ func (fs *latchFS) Open(name string, opts ...vfs.OpenOption) (f vfs.File, err er
 		}
 		return nil, err
 	}
-	return integrity.CheckTable(&readFile{f, fs.latch}, name)
+	return CheckTable(&readFile{f, fs.latch}, name)
 }
 
 // Lock keeps the lock, so that the latch can release it if the store cannot be closed.
@@ -246,13 +246,9 @@ func (l *Latch) try(vital bool, do func() error) error {
 	return l.Seen(err)
 }
 
-// ErrLost is matched by the error of whatever finds that the directory of the store is not there
-// any more: nothing that is done by its path concerns the store.
-var ErrLost = errors.New("the directory of the store is not there any more")
-
-// Seen makes the latch fail by an ErrLost, and returns the error.
+// Seen makes the latch fail by an integrity.ErrLost, and returns the error.
 func (l *Latch) Seen(err error) error {
-	if errors.Is(err, ErrLost) {
+	if errors.Is(err, integrity.ErrLost) {
 		l.Fail(err)
 	}
 	return err

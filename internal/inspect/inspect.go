@@ -31,7 +31,7 @@ type Private struct {
 	Mono func() time.Time // for leases, permits and rates. Default: time.Now
 
 	// Pebble is Pebble's format by that of the directory. Default: manifest.PebbleFormat
-	Pebble func(format int) pebble.FormatMajorVersion
+	Pebble func(format int) uint64
 
 	// Bounds. Default: the constants of engine, store and cluster with these names.
 	IdleLanes, SweepLanes, GroupBytes, MaxAppend    int

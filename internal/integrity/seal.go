@@ -34,6 +34,10 @@ const SealName = "SEAL"
 // ErrDamaged is matched by every Error.
 var ErrDamaged = errors.New("damaged")
 
+// ErrLost is matched by the error of whatever finds that the directory of the store is not there
+// any more: nothing that is done by its path concerns the store.
+var ErrLost = errors.New("the directory of the store is not there any more")
+
 // Error describes the damage of a file.
 type Error struct {
 	Dir, Name string
@@ -250,6 +254,9 @@ const (
 func ofStore(name string) bool {
 	return IsTable(name) || IsAppended(name) || strings.HasPrefix(name, "OPTIONS-") || strings.HasPrefix(name, "marker.")
 }
+
+// IsTable reports whether a file is a table of Pebble, by its name.
+func IsTable(name string) bool { return strings.HasSuffix(name, TableSuffix) }
 
 // IsAppended reports whether Pebble appends to a file of that name.
 func IsAppended(name string) bool {

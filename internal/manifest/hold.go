@@ -16,14 +16,14 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"codeq/internal/base"
-	"codeq/internal/failstop"
+	"codeq/internal/integrity"
 )
 
 // hold is the file system for all access to a locked directory. It keeps the directory open, and
 // each directory in it from its first use on, so that their inodes are not reused. Before a file is
 // opened by its name, created, renamed or removed, it checks that the path still leads to the open
-// directory; if not, the error matches failstop.ErrLost, and nothing is done. So it never writes to
-// a replaced directory. Writes to open files, such as a log, are not checked; Directory.Close
+// directory; if not, the error matches integrity.ErrLost, and nothing is done. So it never writes
+// to a replaced directory. Writes to open files, such as a log, are not checked; Directory.Close
 // checks everything once more.
 //
 // Between the check and the following call the path may still change, since Pebble names its files
@@ -114,7 +114,7 @@ func (d *heldDir) check() error {
 }
 
 func lost(path string) error {
-	return fmt.Errorf("%w: %s was moved, removed or replaced while it was open: %w", base.ErrFailed, path, failstop.ErrLost)
+	return fmt.Errorf("%w: %s was moved, removed or replaced while it was open: %w", base.ErrFailed, path, integrity.ErrLost)
 }
 
 // within returns the first part of a path below the directory. deep: the path goes on below it. ok

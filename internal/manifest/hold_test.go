@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/base"
-	"codeq/internal/failstop"
 	"codeq/internal/integrity"
 	"codeq/internal/platform"
 	"codeq/internal/testkit"
@@ -86,7 +85,7 @@ func TestLostDirectory(t *testing.T) {
 	before := testkit.RecursiveListing(t, filepath.Dir(d.Path))
 	for name, do := range operations {
 		err := do()
-		require.ErrorIs(t, err, failstop.ErrLost, name)
+		require.ErrorIs(t, err, integrity.ErrLost, name)
 		require.ErrorIs(t, err, base.ErrFailed, name)
 	}
 	require.Equal(t, before, testkit.RecursiveListing(t, filepath.Dir(d.Path)))

@@ -9,8 +9,6 @@ import (
 	"fmt"
 	"hash/crc32"
 
-	"github.com/cockroachdb/pebble/v2"
-
 	"codeq/internal/base"
 )
 
@@ -52,14 +50,14 @@ const (
 // pebbleFormats has the format of Pebble for the stores of a directory and the logs of its node, by
 // the format of the directory, from OldestFormat on. None is lower than the previous one, and none
 // is newer than internal/failstop allows.
-var pebbleFormats = [...]pebble.FormatMajorVersion{
-	pebble.FormatColumnarBlocks, // 7
-	pebble.FormatColumnarBlocks, // 8
+var pebbleFormats = [...]uint64{
+	19, // of 7: pebble.FormatColumnarBlocks
+	19, // of 8
 }
 
-// PebbleFormat returns the format of Pebble for stores in a directory of a known format. Pebble
-// upgrades a store to it when it opens the store, and never downgrades.
-func PebbleFormat(format int) pebble.FormatMajorVersion { return pebbleFormats[format-OldestFormat] }
+// PebbleFormat returns the format of Pebble (pebble.FormatMajorVersion) for stores in a directory
+// of a known format. Pebble upgrades a store to it when it opens the store, and never downgrades.
+func PebbleFormat(format int) uint64 { return pebbleFormats[format-OldestFormat] }
 
 // MaxShards is the maximum number of shards of a queue.
 const MaxShards = 256

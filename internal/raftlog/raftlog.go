@@ -55,9 +55,9 @@ const defaultCacheBytes = 8 << 20
 type Options struct {
 	FS         vfs.FS // required
 	Sync       Sync
-	Format     pebble.FormatMajorVersion // the store is raised to it if it is older; 0: storeFormat
-	CacheBytes int64                     // newest entries of all groups in memory; 0: defaultCacheBytes
-	Logger     *slog.Logger              // nil: nothing is logged
+	Format     uint64       // a pebble.FormatMajorVersion: the store is raised to it if it is older; 0: storeFormat
+	CacheBytes int64        // newest entries of all groups in memory; 0: defaultCacheBytes
+	Logger     *slog.Logger // nil: nothing is logged
 }
 
 // Store holds the logs of the groups of one node. All methods may be called concurrently.
@@ -132,7 +132,7 @@ func Open(dir string, o Options) (*Store, error) {
 	opts := &pebble.Options{
 		FS:                          fs,
 		Cache:                       cache,
-		FormatMajorVersion:          cmp.Or(o.Format, storeFormat),
+		FormatMajorVersion:          cmp.Or(pebble.FormatMajorVersion(o.Format), storeFormat),
 		MemTableSize:                memTableBytes,
 		MemTableStopWritesThreshold: memTables,
 		L0CompactionThreshold:       l0Tables,
@@ -145,7 +145,7 @@ func Open(dir string, o Options) (*Store, error) {
 	opts.Experimental.CompactionScheduler = pebble.NewConcurrencyLimitSchedulerWithNoPeriodicGrantingForTest()
 	var err error
 	if s.db, err = s.latch.Open(dir, opts); err != nil {
-		return nil, fmt.Errorf("raftlog: open %s: %w", dir, storageError(integrity.OfOpening(err)))
+		return nil, fmt.Errorf("raftlog: open %s: %w", dir, storageError(failstop.OfOpening(err)))
 	}
 	s.latch.MergeSmall(s.db, groupBytes)
 	return s, nil
@@ -319,7 +319,7 @@ func Last(r pebble.Reader, group uint32) (index uint64, err error) {
 }
 
 func storageError(err error) error {
-	if err = integrity.OfPebble(err); errors.Is(err, integrity.ErrDamaged) {
+	if err = failstop.OfPebble(err); errors.Is(err, integrity.ErrDamaged) {
 		return fmt.Errorf("%w: %w", ErrCorrupt, err)
 	}
 	return err

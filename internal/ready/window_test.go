@@ -262,8 +262,10 @@ func TestRemove(t *testing.T) {
 			held = slices.Delete(slices.Clone(held), i, i+1)
 			require.True(t, w.Remove(it.Pos), "%v", it.Pos)
 			missing(it.Pos)
-			check(t, &w)
-			require.Equal(t, held, contents(&w))
+			if len(held)%8 == 0 {
+				check(t, &w)
+				require.Equal(t, held, contents(&w))
+			}
 		}
 		require.LessOrEqual(t, int(w.slots), 2*runCap, "memory that stays")
 	})

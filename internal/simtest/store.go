@@ -94,7 +94,7 @@ func UnreadableRecords(t testing.TB, disk vfs.FS, dir string, records map[keys.I
 }
 
 // RequirePebbleFormat checks the format of all Pebble stores of a directory.
-func RequirePebbleFormat(t testing.TB, disk vfs.FS, format pebble.FormatMajorVersion) {
+func RequirePebbleFormat(t testing.TB, disk vfs.FS, format uint64) {
 	t.Helper()
 	m, err := manifest.Read(disk, "queue")
 	require.NoError(t, err)
@@ -108,7 +108,7 @@ func RequirePebbleFormat(t testing.TB, disk vfs.FS, format pebble.FormatMajorVer
 	for _, dir := range stores {
 		desc, err := pebble.Peek(dir, disk)
 		require.NoError(t, err)
-		require.Equal(t, format, desc.FormatMajorVersion, dir)
+		require.EqualValues(t, format, desc.FormatMajorVersion, dir)
 	}
 }
 

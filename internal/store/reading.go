@@ -13,14 +13,13 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/failstop"
-	"codeq/internal/integrity"
 )
 
 // OpenForReading opens a store without changing it.
 func OpenForReading(fsys vfs.FS, dir string) (db *pebble.DB, err error) {
 	err = Protect(func() (err error) {
 		db, err = pebble.Open(dir, &pebble.Options{
-			FS: integrity.Tables(readOnlyFS{fsys}), ReadOnly: true, FormatMajorVersion: Format,
+			FS: failstop.Tables(readOnlyFS{fsys}), ReadOnly: true, FormatMajorVersion: Format,
 			LoggerAndTracer: failstop.New(slog.New(slog.DiscardHandler), "store"),
 			EventListener:   &pebble.EventListener{DataCorruption: func(pebble.DataCorruptionInfo) {}},
 		})
@@ -31,7 +30,7 @@ func OpenForReading(fsys vfs.FS, dir string) (db *pebble.DB, err error) {
 
 // OpenTable opens a table without its store.
 func OpenTable(fsys vfs.FS, path string) (*sstable.Reader, error) {
-	f, err := integrity.Tables(fsys).Open(path, vfs.SequentialReadsOption)
+	f, err := failstop.Tables(fsys).Open(path, vfs.SequentialReadsOption)
 	if err != nil {
 		return nil, err
 	}

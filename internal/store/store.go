@@ -59,7 +59,7 @@ type Config struct {
 	FS            vfs.FS
 	Log           *slog.Logger
 	Durability    Durability
-	Format        pebble.FormatMajorVersion // an older store is raised to it; 0: Format
+	Format        uint64 // a pebble.FormatMajorVersion: an older store is raised to it; 0: Format
 	MemTableBytes int
 	ReclaimFrom   int  // as the constant ReclaimFrom; negative: dead records are always reclaimed
 	Still         bool // tables are not changed: a copy that will soon be closed again
@@ -120,7 +120,7 @@ func Open(dir string, c Config, shared *Caches, create bool) (*Store, error) {
 		DisableWAL:                  replicated,
 		Cache:                       shared.blocks,
 		FileCache:                   shared.files,
-		FormatMajorVersion:          cmp.Or(c.Format, Format),
+		FormatMajorVersion:          cmp.Or(pebble.FormatMajorVersion(c.Format), Format),
 		MemTableSize:                uint64(c.MemTableBytes),
 		MemTableStopWritesThreshold: 4 * MemTables, // the latch stops earlier, before a group
 		MaxManifestFileSize:         maxManifest,
@@ -231,7 +231,7 @@ func (st *Store) Read(do func() error) error { return Error(st.latch.Read(do)) }
 
 // openError is Error for a store that cannot be opened.
 func openError(dir string, err error) error {
-	return fmt.Errorf("store %s: %w", dir, Error(integrity.OfOpening(err)))
+	return fmt.Errorf("store %s: %w", dir, Error(failstop.OfOpening(err)))
 }
 
 // Failure returns why the store has failed, or nil.
@@ -359,7 +359,7 @@ func (st *Store) Close() error {
 		return Error(err)
 	}
 	// as if the process had been killed: nothing is lost
-	if err := integrity.Seal(st.fs, st.dir); errors.Is(err, failstop.ErrLost) {
+	if err := integrity.Seal(st.fs, st.dir); errors.Is(err, integrity.ErrLost) {
 		return err
 	} else if err != nil {
 		st.log.Warn("store closed without a seal", "err", err)
@@ -369,7 +369,7 @@ func (st *Store) Close() error {
 
 // Error converts an error of Pebble: it matches base.ErrCorrupt if it reports damage.
 func Error(err error) error {
-	switch err = integrity.OfPebble(err); {
+	switch err = failstop.OfPebble(err); {
 	case errors.Is(err, integrity.ErrDamaged):
 		return base.Corrupt(err)
 	case errors.Is(err, platform.ErrHeld):

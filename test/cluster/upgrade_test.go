@@ -211,8 +211,8 @@ func TestUpgradeBesideDeadNode(t *testing.T) {
 // its stores and its log. It is never one that only new builds can read before all nodes have a new
 // build.
 func TestUpgradeOfPebble(t *testing.T) {
-	const before, after = pebble.FormatColumnarBlocks, pebble.FormatTableFormatV6
-	formats := func(format int) pebble.FormatMajorVersion {
+	const before, after = uint64(pebble.FormatColumnarBlocks), uint64(pebble.FormatTableFormatV6)
+	formats := func(format int) uint64 {
 		if format < newFormat {
 			return before
 		}
@@ -237,7 +237,7 @@ func TestUpgradeOfPebble(t *testing.T) {
 		require.NoError(t, simQueue(c.nodes[0]).Checkpoint(t.Context(), "copy"))
 		desc, err := pebble.Peek(manifest.ShardDir(c.nodes[0].machine.Disk(), "copy", 0), c.nodes[0].machine.Disk())
 		require.NoError(t, err)
-		require.Equal(t, after, desc.FormatMajorVersion)
+		require.EqualValues(t, after, desc.FormatMajorVersion)
 	})
 }
 

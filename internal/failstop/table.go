@@ -1,13 +1,14 @@
-package integrity
+package failstop
 
 import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"codeq/internal/integrity"
 )
 
 // Pebble has a checksum for each block of a table, but up to its table format 5 none for the footer
@@ -25,7 +26,7 @@ const formatBytes = 4 + 8
 // the format is unknown, or older than oldestTable, it closes the file, and the error matches
 // pebble.ErrCorruption, so that Pebble also treats it as damage.
 func CheckTable(f vfs.File, name string) (vfs.File, error) {
-	if !IsTable(name) {
+	if !integrity.IsTable(name) {
 		return f, nil
 	}
 	if err := checkFormat(f); err != nil {
@@ -52,9 +53,6 @@ func checkFormat(f vfs.File) error {
 	}
 	return nil
 }
-
-// IsTable reports whether a file is a table of Pebble, by its name.
-func IsTable(name string) bool { return strings.HasSuffix(name, TableSuffix) }
 
 // Tables returns a file system that checks tables (CheckTable) when it opens them.
 func Tables(fs vfs.FS) vfs.FS { return tableFS{fs} }
