@@ -21,6 +21,7 @@ type Stored struct {
 type checker struct {
 	*Tasks
 	lanes []Stored
+	of    map[*Queue][]*Lane
 	errs  []error
 }
 
@@ -31,12 +32,14 @@ func (c *checker) report(format string, args ...any) {
 // Check compares all lanes in memory with disk and the leases, and returns the differences. It is
 // for tests. REQUIRES: no refill is wanted.
 func (t *Tasks) Check(lanes []Stored, queues []*Queue) []error {
-	c := &checker{Tasks: t, lanes: lanes}
+	c := &checker{Tasks: t, lanes: lanes, of: make(map[*Queue][]*Lane)}
 	idle := 0
 	for i := range lanes {
 		c.lane(&lanes[i])
 		c.trail(&lanes[i])
-		if l := lanes[i].Lane; l.idler {
+		l := lanes[i].Lane
+		c.of[l.Queue] = append(c.of[l.Queue], l)
+		if l.idler {
 			idle++
 		} else if l.isIdle() {
 			c.report("lane %d is idle and not listed", l.Number)
@@ -169,8 +172,8 @@ func (c *checker) ring(q *Queue, priority int) {
 			return
 		}
 	}
-	for i := range c.lanes {
-		if l := c.lanes[i].Lane; l.Queue == q && int(l.Priority) == priority && (l.ringNext != nil) != seen[l] {
+	for _, l := range c.of[q] {
+		if int(l.Priority) == priority && (l.ringNext != nil) != seen[l] {
 			c.report("lane %d has a turn: %t, is in the ring: %t", l.Number, l.ringNext != nil, seen[l])
 		}
 	}

@@ -12,7 +12,7 @@ func TestTrail(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
-	for range 200 {
+	for range 50 {
 		var tr trail
 		alive := make(map[uint64]bool) // by since: leased
 		leased, next, taken := 0, uint64(1), int32(0)

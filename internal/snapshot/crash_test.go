@@ -3,8 +3,6 @@ package snapshot
 import (
 	"fmt"
 	"math/rand/v2"
-	"strings"
-	"sync"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -17,10 +15,8 @@ import (
 // crasher is a file system that takes an image, as of a power loss, before each operation that
 // changes it.
 type crasher struct {
-	mem *crashfs.Disk
-	fs  vfs.FS // the file system of the subject
-
-	mu     sync.Mutex // the operations of Pebble's goroutines are among those counted
+	mem    *crashfs.Disk
+	fs     vfs.FS // the file system of the subject
 	on     bool
 	acked  uint64 // index of the newest snapshot after its Close has returned
 	next   uint64 // index of the snapshot that may be published
@@ -45,19 +41,11 @@ func newCrasher(mem *crashfs.Disk) *crasher {
 }
 
 func (c *crasher) shoot(op errorfs.Op) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	if !c.on {
 		return
 	}
 	n := uint64(len(c.images))
-	percents := []int{0, 30, 70, 100}
-	if strings.HasPrefix(op.Path, place+"/") || op.Path == place && op.Kind == errorfs.OpFileSync {
-		// While it opens, Pebble relies on the names in one directory to reach the disk in the
-		// order of their creation: MANIFEST, then marker.
-		percents = []int{0, 100}
-	}
-	for _, percent := range percents {
+	for _, percent := range []int{0, 30, 70, 100} {
 		clone := c.mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: rand.New(rand.NewPCG(n, 1))})
 		what := fmt.Sprintf("image %d before %v of %s, %d%%", n, op.Kind, op.Path, percent)
 		c.images = append(c.images, image{clone, c.acked, c.next, what})
@@ -66,30 +54,19 @@ func (c *crasher) shoot(op errorfs.Op) {
 
 // snapshot runs f, which publishes a snapshot of the index.
 func (c *crasher) snapshot(index uint64, f func()) {
-	c.mu.Lock()
 	c.on, c.next = true, index
-	c.mu.Unlock()
 	f()
-	c.mu.Lock()
 	c.acked = index
-	c.mu.Unlock()
 }
 
 // check opens every image and checks that metadata and state belong together, and that neither is
 // older than the last acknowledgement.
 func (c *crasher) check(t *testing.T) {
 	t.Helper()
-	for _, i := range c.end() {
+	c.on = false
+	for _, i := range c.images {
 		i.check(t)
 	}
-}
-
-// end takes no more images, and returns those that exist.
-func (c *crasher) end() []image {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.on = false
-	return c.images
 }
 
 func (i image) check(t *testing.T) {
@@ -119,9 +96,8 @@ func TestPowerLossBeforeEveryOperation(t *testing.T) {
 	c.snapshot(75, func() { n.take(t, 75) })
 	c.shoot(errorfs.Op{})
 
-	images := len(c.end())
-	t.Logf("%d images", images)
-	require.Greater(t, images, 200)
+	t.Logf("%d images", len(c.images))
+	require.Greater(t, len(c.images), 200)
 	c.check(t)
 }
 
@@ -141,7 +117,7 @@ func TestPowerLossDuringRecovery(t *testing.T) {
 		again := openNode(t, c.fs)
 		again.shard.close()
 		c.shoot(errorfs.Op{})
-		require.Greater(t, len(c.end()), 40)
+		require.Greater(t, len(c.images), 40)
 		c.check(t)
 	}
 }

@@ -1,152 +1,150 @@
 package snapshot
 
 import (
+	"bytes"
 	"codeq/internal/platform"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
+	"os"
+	"slices"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
 )
 
-// shard is a Pebble store without a log. Its state is a function of its applied index: apply(n)
-// puts it into state n.
+// shard is a store of files, which nothing else changes. Each file has the steps from one index
+// through another, as its name says. Steps that are not flushed are lost with the process.
 type shard struct {
-	mu sync.RWMutex // held for writing while db changes
-	db *pebble.DB   // nil once closed
+	fs  vfs.FS
+	dir string
+
+	mu               sync.Mutex
+	applied, flushed uint64 // indexes
+	closed           bool
 }
 
+// openShard opens a shard. Files that a crash has left incomplete count for nothing.
 func openShard(t testing.TB, fs vfs.FS, dir string) *shard {
 	t.Helper()
-	db, err := pebble.Open(dir, &pebble.Options{
-		FS:                 fs,
-		DisableWAL:         true,
-		FormatMajorVersion: pebble.FormatColumnarBlocks,
-		MemTableSize:       64 << 10,
-		Logger:             quiet{},
-		EventListener: &pebble.EventListener{
-			PossibleAPIMisuse: func(info pebble.PossibleAPIMisuseInfo) { t.Errorf("misuse of Pebble: %v", info) },
-		},
-	})
-	require.NoError(t, err)
-	s := &shard{db: db}
+	require.NoError(t, fs.MkdirAll(dir, 0o755))
+	require.NoError(t, platform.SyncDirectory(fs, fs.PathDir(dir)))
+	s := &shard{fs: fs, dir: dir}
+	s.applied = s.stored(t)
+	s.flushed = s.applied
 	t.Cleanup(s.close)
 	return s
+}
+
+// stepsOf returns the content of the file of some steps.
+func stepsOf(from, through uint64) (name string, content []byte) {
+	for i := from; i <= through; i++ {
+		content = fmt.Appendf(content, "step %06d %0*d\n", i, i%50, i)
+	}
+	return fmt.Sprintf("%06d-%06d.sst", from, through), content
+}
+
+// stored returns the index through which complete files have all steps.
+func (s *shard) stored(t testing.TB) (index uint64) {
+	t.Helper()
+	names, err := s.fs.List(s.dir)
+	require.NoError(t, err)
+	slices.Sort(names)
+	for _, name := range names {
+		var from, through uint64
+		if n, _ := fmt.Sscanf(name, "%d-%d.sst", &from, &through); n != 2 || from > index+1 {
+			continue
+		}
+		got, err := platform.ReadFile(s.fs, s.fs.PathJoin(s.dir, name))
+		require.NoError(t, err)
+		if _, want := stepsOf(from, through); bytes.Equal(want, got) {
+			index = max(index, through)
+		}
+	}
+	return index
 }
 
 func (s *shard) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.db != nil {
-		_ = s.db.Close()
-		s.db = nil
+	s.closed = true
+}
+
+func (s *shard) write(from, through uint64) (name string, err error) {
+	name, content := stepsOf(from, through)
+	f, err := s.fs.Create(s.fs.PathJoin(s.dir, name), vfs.WriteCategoryUnspecified)
+	if err != nil {
+		return "", err
 	}
+	_, err = f.Write(content)
+	return name, errors.Join(err, f.Sync(), f.Close(), platform.SyncDirectory(s.fs, s.dir))
 }
 
 func (s *shard) Flush() error {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	if s.db == nil {
-		return pebble.ErrClosed
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || s.flushed == s.applied {
+		return s.err()
 	}
-	return s.db.Flush()
+	_, err := s.write(s.flushed+1, s.applied)
+	s.flushed = s.applied
+	return err
+}
+
+func (s *shard) err() error {
+	if s.closed {
+		return os.ErrClosed
+	}
+	return nil
 }
 
 func (s *shard) Checkpoint(dir string) error {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	if s.db == nil {
-		return pebble.ErrClosed
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	names, err := s.fs.List(s.dir)
+	err = errors.Join(s.err(), err, s.fs.MkdirAll(dir, 0o755))
+	for _, name := range names {
+		err = errors.Join(err, s.fs.Link(s.fs.PathJoin(s.dir, name), s.fs.PathJoin(dir, name)))
 	}
-	return s.db.Checkpoint(dir)
+	return errors.Join(err, platform.SyncDirectory(s.fs, dir), platform.SyncDirectory(s.fs, s.fs.PathDir(dir)))
 }
 
-// step applies the entry with this index: it writes a key once, removes earlier ones by SINGLEDEL
-// and by range, and overwrites one.
-func step(index uint64, set func(k, v string), singleDelete func(k string), deleteRange func(from, to string)) {
-	set(fmt.Sprintf("once/%06d", index), fmt.Sprint("v", index))
-	set(fmt.Sprintf("range/%06d", index), fmt.Sprint("v", index))
-	set("counter", fmt.Sprint(index))
-	if index%3 != 0 && index > 7 {
-		singleDelete(fmt.Sprintf("once/%06d", index-7))
-	}
-	if index%10 == 0 {
-		deleteRange(fmt.Sprintf("range/%06d", index-9), fmt.Sprintf("range/%06d", index-2))
+// compact replaces all files by one.
+func (s *shard) compact(t testing.TB) {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	old, err := s.fs.List(s.dir)
+	require.NoError(t, err)
+	name, err := s.write(1, s.flushed)
+	require.NoError(t, err)
+	for _, o := range old {
+		if o != name {
+			require.NoError(t, s.fs.Remove(s.fs.PathJoin(s.dir, o)))
+		}
 	}
 }
 
-func stateAt(index uint64) map[string]string {
-	state := map[string]string{}
-	for i := uint64(1); i <= index; i++ {
-		step(i,
-			func(k, v string) { state[k] = v },
-			func(k string) { delete(state, k) },
-			func(from, to string) {
-				maps.DeleteFunc(state, func(k, _ string) bool { return k >= from && k < to })
-			})
-	}
-	return state
-}
-
-const appliedKey = "~applied"
-
-// apply does the remaining steps up to state index.
+// apply does the remaining steps up to an index.
 func (s *shard) apply(t testing.TB, index uint64) {
 	t.Helper()
-	for i := s.applied(t) + 1; i <= index; i++ {
-		b := s.db.NewBatch()
-		step(i,
-			func(k, v string) { require.NoError(t, b.Set([]byte(k), []byte(v), nil)) },
-			func(k string) { require.NoError(t, b.SingleDelete([]byte(k), nil)) },
-			func(from, to string) { require.NoError(t, b.DeleteRange([]byte(from), []byte(to), nil)) })
-		require.NoError(t, b.Set([]byte(appliedKey), binary.BigEndian.AppendUint64(nil, i), nil))
-		require.NoError(t, b.Commit(pebble.NoSync))
-		if i%16 == 0 {
-			require.NoError(t, s.db.Flush())
+	for s.applied < index {
+		if s.applied++; s.applied%16 == 0 {
+			require.NoError(t, s.Flush())
 		}
 	}
 }
 
-func (s *shard) applied(t testing.TB) uint64 {
-	t.Helper()
-	v, closer, err := s.db.Get([]byte(appliedKey))
-	if errors.Is(err, pebble.ErrNotFound) {
-		return 0
-	}
-	require.NoError(t, err)
-	defer closer.Close()
-	return binary.BigEndian.Uint64(v)
-}
-
-// requireState returns the applied index, and fails unless the state is that of the index.
+// requireState returns the applied index, and fails unless the files have all flushed steps.
 func (s *shard) requireState(t testing.TB) uint64 {
 	t.Helper()
-	index := s.applied(t)
-	require.Equal(t, stateAt(index), s.dump(t), "state of index %d", index)
-	return index
-}
-
-func (s *shard) dump(t testing.TB) map[string]string {
-	t.Helper()
-	it, err := s.db.NewIter(nil)
-	require.NoError(t, err)
-	state := map[string]string{}
-	for it.First(); it.Valid(); it.Next() {
-		if string(it.Key()) != appliedKey {
-			state[string(it.Key())] = string(it.Value())
-		}
-	}
-	require.NoError(t, it.Close())
-	return state
+	require.Equal(t, s.flushed, s.stored(t))
+	return s.applied
 }
 
 // node is a shard with its snapshots in the directories queue/shard and queue/shard.raft.
@@ -314,12 +312,4 @@ func (n *node) files(t testing.TB) []string {
 	names, err := n.fs.List(raftDir)
 	require.NoError(t, err)
 	return names
-}
-
-type quiet struct{}
-
-func (quiet) Infof(string, ...any)  {}
-func (quiet) Errorf(string, ...any) {}
-func (quiet) Fatalf(f string, a ...any) {
-	panic(fmt.Sprintf(f, a...))
 }

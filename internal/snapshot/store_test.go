@@ -346,7 +346,7 @@ func TestSeveralGetTheSameFiles(t *testing.T) {
 	}
 	// The store works meanwhile: compactions remove files that are being sent.
 	from.shard.apply(t, 300)
-	require.NoError(t, from.shard.db.Compact(t.Context(), []byte("a"), []byte("z"), false))
+	from.shard.compact(t)
 	wg.Wait()
 	c.Remove()
 	require.Equal(t, []string{recordName}, from.files(t))
