@@ -2,7 +2,6 @@ package failstop
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -297,5 +296,3 @@ type quiet struct{}
 func (quiet) Infof(string, ...any)              {}
 func (quiet) Errorf(string, ...any)             {}
 func (quiet) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
-
-func logKey(i int) []byte { return binary.BigEndian.AppendUint64(nil, uint64(i)) }

@@ -256,10 +256,10 @@ var allZones = sync.OnceValues(func() (all zonesOf, err error) {
 	return all, nil
 })
 
-// TestPeriods: in every fourth zone (-long: in every zone), each period begins at the end of the last
-// one, ends after its beginning, and has one offset. The years to 2440 show all: the last rule of a
-// zone begins before 2040, and the calendar repeats itself after 400 years. Some zones, and all with
-// -long, go on to 9999.
+// TestPeriods: in every fourth zone (-long: in every zone), each period begins at the end of the
+// last one, ends after its beginning, and has one offset. The years to 2440 show all: the last rule
+// of a zone begins before 2040, and the calendar repeats itself after 400 years. Some zones, and
+// all with -long, go on to 9999.
 func TestPeriods(t *testing.T) {
 	t.Parallel()
 	all, err := allZones()
