@@ -51,6 +51,26 @@ func (o *oneMore) Crash(process, lasts uint64) (suspects int, partial bool, left
 	return o.atWork[process] + 1, o.partial, lasts / 2, !o.asking
 }
 
+// lease grants the next task of a queue.
+func (r *ruled) lease(queue string, duration uint64, to Holder) (grants []Grant) {
+	r.Helper()
+	r.begin(r.drivenShard)
+	l, _ := r.Next(r.Names.Queues[queue], 0)
+	require.NotNil(r, l)
+	grants, err := r.Grant(l, duration, to, nil)
+	require.NoError(r, err)
+	r.end()
+	return grants
+}
+
+// start starts a suspect of a queue, if one may start.
+func (r *ruled) start(queue string) bool {
+	r.Helper()
+	r.begin(r.drivenShard)
+	defer r.settle()
+	return r.Suspects.Start(r.Names.Queues[queue], func() bool { return true })
+}
+
 // TestCrashOverLeaderChange: a new leader that takes back the rest of a process's tasks also counts
 // the suspects that the previous leader found, and tells the other shards.
 func TestCrashOverLeaderChange(t *testing.T) {
@@ -58,20 +78,14 @@ func TestCrashOverLeaderChange(t *testing.T) {
 	r.produce(newTask(LaneKey{Queue: "a"}, record.Record{}), newTask(LaneKey{Queue: "b"}, record.Record{}))
 	claim := func(process uint64, durations ...uint64) {
 		for i, queue := range []string{"a", "b"} {
-			r.begin(r.drivenShard)
-			l, _ := r.Next(r.Names.Queues[queue], 0)
-			_, err := r.Grant(l, durations[i], Holder{Local: true, Handled: true, Process: process}, nil)
-			require.NoError(t, err)
-			r.end()
+			r.lease(queue, durations[i], Holder{Local: true, Handled: true, Process: process})
 		}
 	}
 	claim(1, 30_000, 30_000)
 	r.pass(31 * time.Second)
 	r.settle()
 	for _, queue := range []string{"a", "b"} {
-		r.begin(r.drivenShard)
-		require.True(t, r.Suspects.Start(r.Names.Queues[queue], func() bool { return true }))
-		r.settle()
+		require.True(t, r.start(queue))
 	}
 	claim(2, 30_000, 35_000)
 	r.pass(31 * time.Second)
@@ -86,14 +100,8 @@ func TestCrashOverLeaderChange(t *testing.T) {
 	r.settle()
 	for _, queue := range []string{"a", "b"} {
 		require.EqualValues(t, 1, r.countsOf(queue).Blocked)
-		r.begin(r.drivenShard)
-		require.True(t, r.Suspects.Start(r.Names.Queues[queue], func() bool { return true }))
-		r.settle()
-		l, _ := r.Next(r.Names.Queues[queue], 0)
-		require.NotNil(t, l)
-		grants, err := r.Grant(l, 1000, Holder{}, nil)
-		require.NoError(t, err)
-		require.EqualValues(t, 1, grants[0].Attempt, "two suspects were at work")
+		require.True(t, r.start(queue))
+		require.EqualValues(t, 1, r.lease(queue, 1000, Holder{})[0].Attempt, "two suspects were at work")
 	}
 }
 
@@ -147,11 +155,7 @@ func TestCrashIsOver(t *testing.T) {
 	r := newRuled(t, Config{})
 	r.produce(newTask(LaneKey{Queue: "a"}, record.Record{}), newTask(LaneKey{Queue: "a"}, record.Record{}))
 	for _, to := range []Holder{{}, {Local: true}} {
-		r.begin(r.drivenShard)
-		l, _ := r.Next(r.Names.Queues["a"], 0)
-		_, err := r.Grant(l, 30_000, to, nil)
-		require.NoError(t, err)
-		r.end()
+		r.lease("a", 30_000, to)
 	}
 	require.True(t, r.Suspects.CrashIsOver(), "nobody has died")
 	r.killed = true
@@ -168,26 +172,14 @@ func TestCrashOnFullDisk(t *testing.T) {
 	for range 3 {
 		r.produce(newTask(LaneKey{Queue: "a"}, record.Record{}))
 	}
-	claim := func(n int) {
-		for range n {
-			r.begin(r.drivenShard)
-			l, _ := r.Next(r.Names.Queues["a"], 0)
-			_, err := r.Grant(l, 30_000, Holder{Local: true}, nil)
-			require.NoError(t, err)
-			r.end()
-		}
+	for range 3 {
+		r.lease("a", 30_000, Holder{Local: true})
 	}
-	start := func() bool {
-		r.begin(r.drivenShard)
-		defer r.settle()
-		return r.Suspects.Start(r.Names.Queues["a"], func() bool { return true })
-	}
-	claim(3)
 	r.killed = true
 	r.reopen()
 	r.settle()
-	require.True(t, start())
-	claim(1)
+	require.True(t, r.start("a"))
+	r.lease("a", 30_000, Holder{Local: true})
 	r.Room = RoomScarce
 	r.reopen()
 	require.EqualValues(t, 1, r.countsOf("a").Leased)
@@ -196,11 +188,11 @@ func TestCrashOnFullDisk(t *testing.T) {
 	}
 	require.Zero(t, r.countsOf("a").Leased)
 	require.EqualValues(t, 3, r.countsOf("a").Blocked)
-	require.False(t, start(), "there is no room for a claim")
+	require.False(t, r.start("a"), "there is no room for a claim")
 	r.Room = Roomy
 	r.settle() // it looks for queues with suspects
 	for range 3 {
-		require.True(t, start())
+		require.True(t, r.start("a"))
 	}
 	require.EqualValues(t, 3, r.countsOf("a").Ready)
 }
@@ -217,23 +209,13 @@ func TestClearingBesideBlocked(t *testing.T) {
 	}
 	r.end()
 	r.settle()
-	claim := func(queues ...string) {
-		for _, queue := range queues {
-			r.begin(r.drivenShard)
-			l, _ := r.Next(r.Names.Queues[queue], 0)
-			_, err := r.Grant(l, 30_000, Holder{Local: true}, nil)
-			require.NoError(t, err)
-			r.end()
-		}
-	}
-	claim("a", "z")
+	r.lease("a", 30_000, Holder{Local: true})
+	r.lease("z", 30_000, Holder{Local: true})
 	r.killed = true
 	r.reopen()
 	r.settle()
-	r.begin(r.drivenShard)
-	require.True(t, r.Suspects.Start(r.Names.Queues["a"], func() bool { return true }))
-	r.settle()
-	claim("a")
+	require.True(t, r.start("a"))
+	r.lease("a", 30_000, Holder{Local: true})
 	r.reopen()
 	r.slow = time.Millisecond
 	for n := 0; r.Leases.all.Len() > 0; n++ {
@@ -281,9 +263,7 @@ func TestClearingOfManyQueues(t *testing.T) {
 	}
 	r.end()
 	expire()
-	r.begin(r.drivenShard)
-	require.True(t, r.Suspects.Start(r.Names.Queues["q7"], func() bool { return true }))
-	r.settle()
+	require.True(t, r.start("q7"))
 	r.begin(r.drivenShard)
 	claim(7, 2)
 	r.end()
@@ -314,20 +294,15 @@ func TestStaleSuspect(t *testing.T) {
 		}
 		return grants
 	}
-	start := func() bool {
-		r.begin(r.drivenShard)
-		defer r.settle()
-		return r.Suspects.Start(r.Names.Queues["a"], func() bool { return true })
-	}
 	require.Len(t, claim(), 3)
 	r.killed = true
 	r.reopen()
 	r.settle()
 	for _, leased := range []bool{true, false} {
-		require.True(t, start())
+		require.True(t, r.start("a"))
 		r.Now += 60_000
 		r.settle()
-		require.False(t, start())
+		require.False(t, r.start("a"))
 		require.Equal(t, 1, r.Names.Queues["a"].Stale)
 		if leased {
 			require.Len(t, claim(), 1)
@@ -343,5 +318,5 @@ func TestStaleSuspect(t *testing.T) {
 		}
 		require.Zero(t, r.Names.Queues["a"].Stale)
 	}
-	require.True(t, start())
+	require.True(t, r.start("a"))
 }

@@ -78,15 +78,6 @@ func TestManyCallersBothWays(t *testing.T) {
 	})
 }
 
-func TestEmptyBody(t *testing.T) {
-	inNetwork(t, func(t *testing.T, nw *network) {
-		nw.node(t, "b", echo)
-		reply, err := nw.node(t, "a", nil).Call(t.Context(), at("b"), 1, nil)
-		require.NoError(t, err)
-		require.Empty(t, reply)
-	})
-}
-
 func TestFailTravels(t *testing.T) {
 	inNetwork(t, func(t *testing.T, nw *network) {
 		nw.node(t, "b", func(r *Request) { r.Fail(7, "no such queue") })
@@ -123,7 +114,7 @@ func TestLargeBodies(t *testing.T) {
 	inNetwork(t, func(t *testing.T, nw *network) {
 		nw.node(t, "b", echo)
 		a := nw.node(t, "a", nil)
-		for _, size := range []int{trusted, trusted + 1, 3 * trusted, writeChunk, 9<<20 + 1} {
+		for _, size := range []int{0, trusted, trusted + 1, 3 * trusted, writeChunk, 9<<20 + 1} {
 			body := make([]byte, size)
 			for i := range body {
 				body[i] = byte(uint64(i) * 2654435761 >> 13)

@@ -7,65 +7,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
 )
-
-// fsm sends the applied entries to a channel.
-type fsm struct{ applied chan string }
-
-func (f fsm) Apply(l *raft.Log) any {
-	f.applied <- string(l.Data)
-	return nil
-}
-func (f fsm) Snapshot() (raft.FSMSnapshot, error) { return nil, raft.ErrNothingNewToSnapshot }
-func (f fsm) Restore(io.ReadCloser) error         { return nil }
-
-// startRaft starts group g's raft of the node with that name, in a cluster of a and b.
-func startRaft(t *testing.T, n *Node, g int) (*raft.Raft, fsm) {
-	trans := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
-		Stream: n.Group(g), MaxPool: 2, Timeout: testTimeout, Logger: hclog.NewNullLogger(),
-	})
-	c := raft.DefaultConfig()
-	c.LocalID = raft.ServerID(n.c.Identity.Name)
-	c.Logger = hclog.NewNullLogger()
-	store := raft.NewInmemStore()
-	snapshots := raft.NewInmemSnapshotStore()
-	require.NoError(t, raft.BootstrapCluster(c, store, store, snapshots, trans, raft.Configuration{Servers: []raft.Server{
-		{ID: "a", Address: at("a").RaftAddress()}, {ID: "b", Address: at("b").RaftAddress()},
-	}}))
-	f := fsm{make(chan string, 100)}
-	r, err := raft.NewRaft(c, f, store, store, snapshots, trans)
-	require.NoError(t, err)
-	return r, f
-}
-
-func TestRaftGroupsReplicate(t *testing.T) {
-	inNetwork(t, func(t *testing.T, nw *network) {
-		a, b := nw.node(t, "a", nil), nw.node(t, "b", nil)
-		for g := range 2 {
-			rafts := make([]*raft.Raft, 2)
-			fsms := make([]fsm, 2)
-			for i, n := range []*Node{a, b} {
-				rafts[i], fsms[i] = startRaft(t, n, g)
-				defer func() { require.NoError(t, rafts[i].Shutdown().Error()) }()
-			}
-			var leader *raft.Raft
-			select {
-			case <-rafts[0].LeaderCh():
-				leader = rafts[0]
-			case <-rafts[1].LeaderCh():
-				leader = rafts[1]
-			}
-			entry := "entry of group " + string(rune('0'+g))
-			require.NoError(t, leader.Apply([]byte(entry), 0).Error())
-			for _, f := range fsms {
-				require.Equal(t, entry, <-f.applied)
-			}
-		}
-	})
-}
 
 func TestGroupConnection(t *testing.T) {
 	inNetwork(t, func(t *testing.T, nw *network) {

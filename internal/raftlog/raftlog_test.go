@@ -231,8 +231,9 @@ func TestRestartsLeaveFewTables(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
 	disk := crashfs.New()
-	const opens, each = 200, 4
-	for i := range uint64(opens) {
+	const each = 4
+	opens := uint64(testkit.Sized(80, 200))
+	for i := range opens {
 		s := open(t, disk, Options{Sync: SyncProcess})
 		require.Less(t, s.db.Metrics().Total().TablesCount, int64(48), "open %d", i)
 		for n := range uint32(2) {

@@ -2,7 +2,6 @@ package snapshot
 
 import (
 	"bytes"
-	"codeq/internal/platform"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +15,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/platform"
 )
 
 // shard is a store of files, which nothing else changes. Each file has the steps from one index

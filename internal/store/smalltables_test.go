@@ -11,6 +11,7 @@ import (
 	"codeq/internal/crashfs"
 	"codeq/internal/keys"
 	"codeq/internal/testbase"
+	"codeq/internal/testkit"
 )
 
 // tablesOf returns the tables of a store by number, with their sizes.
@@ -39,7 +40,7 @@ func TestOpensLeaveFewTables(t *testing.T) {
 	for _, level := range []Durability{Process, Disk, None, Replicated} {
 		t.Run(fmt.Sprint("durability ", level), func(t *testing.T) {
 			t.Parallel()
-			const opens = 300
+			opens := testkit.Sized(100, 300)
 			disk, rng := crashfs.New(), rand.New(rand.NewPCG(1, 2))
 			want := make(map[string]string)
 			for i := range opens {
@@ -121,7 +122,7 @@ func TestLargeTablesStay(t *testing.T) {
 	require.GreaterOrEqual(t, len(large), len(ranges))
 	require.NoError(t, st.Close())
 
-	for i := range 200 {
+	for i := range testkit.Sized(80, 200) {
 		st := open()
 		require.LessOrEqual(t, len(tablesOf(t, st)), 2*len(large)+manyTables, "open %d", i)
 		for _, r := range ranges {
