@@ -56,9 +56,7 @@ func TestWaitsOutlastLeaders(t *testing.T) {
 
 		pause(false)
 		require.NoError(t, q.WaitReady(t.Context()))
-		l, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}})
-		require.NoError(t, err)
-		require.NoError(t, q.Complete(t.Context(), l.Receipt, nil))
+		queuetest.Complete(t, q, queuetest.Claim(t, q, "a"))
 		for range 4 { // Await, WaitIdle
 			require.NoError(t, <-outcomes)
 		}

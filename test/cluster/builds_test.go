@@ -3,10 +3,6 @@ package cluster_test
 import (
 	"context"
 	"slices"
-	"testing"
-	"time"
-
-	"github.com/stretchr/testify/require"
 
 	"codeq"
 	"codeq/internal/manifest"
@@ -15,31 +11,6 @@ import (
 // newFormat is the format of this build, and oldFormat is that of older builds. They differ only
 // with the tag nextformat.
 const newFormat, oldFormat = manifest.Format, manifest.OldestOfNodes
-
-// formatOf returns the format of a shard, as ClusterStatus says.
-func formatOf(t *testing.T, q *codeq.Queue, shard int) int {
-	t.Helper()
-	st, err := q.ClusterStatus(context.Background())
-	require.NoError(t, err)
-	return st.Shards[shard].Format
-}
-
-// upgradeCase runs a story on a cluster of three nodes. Their build knows only oldFormat.
-func upgradeCase(t *testing.T, shards int, story func(t *testing.T, c *simCluster)) {
-	upgradeCaseWith(t, codeq.Options{Shards: shards}, story)
-}
-
-func upgradeCaseWith(t *testing.T, opts codeq.Options, story func(t *testing.T, c *simCluster)) {
-	simCaseOf(t, opts, oldFormat, story)
-}
-
-// become closes a node, unless it is down, and opens it with a build that knows formats up to
-// newest.
-func (n *simNode) become(newest int) error {
-	n.stop()
-	n.newest = newest
-	return n.cluster.open(n)
-}
 
 // simUpgrade kills a node, which then comes back with this build.
 var simUpgrade = simFault{"upgrade", 8, func(s *schedule) bool {
@@ -70,13 +41,8 @@ func (n *simNode) upgrade() bool {
 
 // awaitFormat waits until all shards have the format of this build. All nodes must have this build.
 func (c *simCluster) awaitFormat() {
-	for end := time.Now().Add(simPatience); ; time.Sleep(time.Second) {
+	c.until("the rise of the format", func() bool {
 		st, err := simQueue(c.members()[0]).ClusterStatus(context.Background())
-		if err == nil && !slices.ContainsFunc(st.Shards, func(sh codeq.ShardStatus) bool { return sh.Format != newFormat }) {
-			return
-		}
-		if time.Now().After(end) {
-			c.hangs("the rise of the format")
-		}
-	}
+		return err == nil && !slices.ContainsFunc(st.Shards, func(sh codeq.ShardStatus) bool { return sh.Format != newFormat })
+	})
 }

@@ -2,12 +2,9 @@ package cluster_test
 
 import (
 	"context"
-	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
-	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
 
 	"codeq"
@@ -36,12 +33,7 @@ func TestVoteAwaitsCatchUp(t *testing.T) {
 			outcome <- simQueue(other).AddNode(context.Background(), codeq.Peer{Node: added.name, Address: added.name})
 		}()
 		ahead, behind := inspect.Of(simQueue(leader)).Group(0), inspect.Of(simQueue(added)).Group(0)
-		votes := func() bool {
-			return slices.ContainsFunc(ahead.Raft().GetConfiguration().Configuration().Servers, func(s raft.Server) bool {
-				return string(s.Address) == added.name && s.Suffrage == raft.Voter
-			})
-		}
-		for begun := time.Now(); !votes(); time.Sleep(10 * time.Millisecond) {
+		for begun := time.Now(); !leader.knowsAll([]*simNode{added}); time.Sleep(10 * time.Millisecond) {
 			require.Less(t, time.Since(begun), time.Duration(2*entries<<20/slowLink)*time.Second)
 		}
 		require.LessOrEqual(t, ahead.Applied(), behind.Applied()+close)
@@ -54,8 +46,9 @@ func TestVoteAwaitsCatchUp(t *testing.T) {
 // only when it has the files of the store: the log does not have their content.
 func TestVoteAwaitsFiles(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		c, first := firstNode(t, 1, codeq.Options{Shards: 1})
+	simNodes(t, 0, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		c.found(1)
+		first := c.nodes[0]
 		q := first.alone(t)
 		queuetest.Produce(t, q, codeq.Task{Queue: "a"})
 		require.NoError(t, q.Close())
@@ -67,25 +60,13 @@ func TestVoteAwaitsFiles(t *testing.T) {
 		go func() {
 			outcome <- simQueue(first).AddNode(context.Background(), codeq.Peer{Node: added.name, Address: added.name})
 		}()
-		ahead, behind := inspect.Of(simQueue(first)).Group(0), inspect.Of(simQueue(added)).Group(0)
-		for {
-			voters := 0
-			for _, s := range ahead.Raft().GetConfiguration().Configuration().Servers {
-				if s.Suffrage == raft.Voter {
-					voters++
-				}
-			}
-			if voters == 2 {
-				break
-			}
+		behind := inspect.Of(simQueue(added)).Group(0)
+		for !first.knowsAll([]*simNode{added}) {
 			time.Sleep(time.Millisecond)
 		}
 		require.NotZero(t, behind.Applied())
 		require.NoError(t, <-outcome)
 		c.nodes = append(c.nodes, added)
-		c.rest()
-		require.NoError(t, c.check())
-		c.close()
 	})
 }
 
@@ -93,17 +74,12 @@ func TestVoteAwaitsFiles(t *testing.T) {
 // that takes.
 func TestJoinLastsWhileItGetsFurther(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simNodes(t, 0, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		const tasks, rate = 12, 32 << 10 // tasks of 1 MiB; bytes per second
-		c, first := firstNode(t, 1, codeq.Options{Shards: 1})
+		c.found(1)
+		first := c.nodes[0]
 		q := first.alone(t)
-		for range tasks {
-			payload := make([]byte, 1<<20)
-			for i := range payload {
-				payload[i] = byte(c.rng.Uint32())
-			}
-			queuetest.Produce(t, q, codeq.Task{Queue: "a", Payload: payload})
-		}
+		queuetest.Produce(t, q, chanceBatch(c.rng, tasks, 1<<20)...)
 		require.NoError(t, q.Close())
 		c.begin(first)
 		c.net.SetBandwidth(first.name, "n1", rate)
@@ -111,9 +87,5 @@ func TestJoinLastsWhileItGetsFurther(t *testing.T) {
 		c.another()
 		require.Greater(t, time.Since(begun), tasks<<20/rate*time.Second)
 		require.Greater(t, time.Since(begun), 6*time.Minute)
-		c.net.Unshape()
-		c.rest()
-		require.NoError(t, c.check())
-		c.close()
 	})
 }

@@ -17,7 +17,6 @@ import (
 	"codeq/internal/crashfs"
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
-	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -28,10 +27,8 @@ func TestCheckpointOfClusterIsOneCut(t *testing.T) {
 	t.Parallel()
 	seed := testkit.Seed()
 	t.Logf("seed %d", seed)
-	synctest.Test(t, func(t *testing.T) {
-		opts := codeq.Options{Shards: 3, Retention: codeq.Forever, WindowTasks: 64, MemTableBytes: 256 << 10}
-		c := newSimCluster(t, seed, 3, opts)
-		c.awaitLeaders()
+	opts := codeq.Options{Shards: 3, Retention: codeq.Forever, WindowTasks: 64, MemTableBytes: 256 << 10}
+	simCaseOf(t, seed, 3, opts, 0, func(t *testing.T, c *simCluster) {
 		l := queuetest.NewCopyLoad(t, opts, seed)
 		for _, n := range c.members() {
 			l.Queues = append(l.Queues, simQueue(n))
@@ -54,11 +51,9 @@ func TestCheckpointOfClusterIsOneCut(t *testing.T) {
 			}
 		})
 		c.rest()
-		require.NoError(t, c.check())
 		for i := range made {
 			l.Check(&made[i])
 		}
-		c.close()
 	})
 }
 
@@ -104,14 +99,19 @@ func requireCopy(t *testing.T, n *simNode, tasks []codeq.ID) {
 	require.Empty(t, report.Problems)
 	q, err := codeq.Open("copy", opts)
 	require.NoError(t, err)
+	requireAlone(t, q)
+	require.NoError(t, q.Close())
+}
+
+// requireAlone checks that a queue has no entries of a node of a cluster.
+func requireAlone(t *testing.T, q *codeq.Queue) {
 	for shard := range inspect.Of(q).Shards() {
 		entries, err := dump(q, shard)
 		require.NoError(t, err)
 		for _, e := range entries {
-			require.NotContains(t, []byte{keys.Applied, keys.Session, keys.Interest, keys.LeaseTime}, e.key[0], "of a node of a cluster")
+			require.NotContains(t, []byte{keys.Applied, keys.Session, keys.Interest, keys.LeaseTime}, e.key[0])
 		}
 	}
-	require.NoError(t, q.Close())
 }
 
 // deposed is the committer of a leader that has lost its leadership, once set is true.
@@ -125,39 +125,6 @@ func (d deposed) Confirm() error {
 		return codeq.ErrNotLeader
 	}
 	return d.Committer.Confirm()
-}
-
-// TestBarrierOfCluster: a node stops all shards, whichever node it is. No shard stores anything
-// until that node resumes them.
-func TestBarrierOfCluster(t *testing.T) {
-	testbase.SkipUnderRace(t)
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		c := newSimCluster(t, 1, 3, codeq.Options{Shards: 3})
-		c.spread()
-		for _, n := range c.members() {
-			resume, err := inspect.Of(simQueue(n)).RaiseBarrier(t.Context())
-			require.NoError(t, err)
-			done := make(chan error, 9)
-			for _, by := range c.members() {
-				for shard := range 3 {
-					go func() {
-						_, err := simQueue(by).Produce(context.Background(), codeq.Task{Queue: "a", LimitKey: queuetest.KeyOf("a", shard, 3)})
-						done <- err
-					}()
-				}
-			}
-			time.Sleep(time.Second)
-			require.Empty(t, done)
-			require.NoError(t, resume())
-			for range 9 {
-				require.NoError(t, <-done)
-			}
-		}
-		c.rest()
-		require.NoError(t, c.check())
-		c.close()
-	})
 }
 
 // TestBarrierIsConfirmed: an owner stood still. This counts only if a majority confirms that its
@@ -195,8 +162,7 @@ func TestCheckpointLosesItsLeader(t *testing.T) {
 		old, other := c.lead()
 		var tasks []codeq.ID
 		add := func(by *simNode) {
-			id, err := simQueue(by).Produce(ctx, codeq.Task{Queue: "a"})
-			require.NoError(t, err)
+			id := queuetest.Produce(t, simQueue(by), codeq.Task{Queue: "a"})[0]
 			tasks = append(tasks, id)
 		}
 		for range 10 {
@@ -238,8 +204,7 @@ func TestCheckpointIsForgotten(t *testing.T) {
 		go func(q *codeq.Queue) { gone <- q.Checkpoint(ctx, "copy") }(simQueue(other))
 		<-stands
 		begin := time.Now()
-		_, err := simQueue(leader).Produce(ctx, codeq.Task{Queue: "a"})
-		require.NoError(t, err)
+		queuetest.Produce(t, simQueue(leader), codeq.Task{Queue: "a"})
 		require.Greater(t, time.Since(begin), time.Second, "the shard has stood still")
 		require.LessOrEqual(t, time.Since(begin), barrierLimit+time.Second)
 		require.Error(t, <-gone)
@@ -256,8 +221,7 @@ func TestCheckpointIsForgotten(t *testing.T) {
 		require.ErrorIs(t, <-gone, context.Canceled)
 		require.NoError(t, resume())
 		begin = time.Now()
-		_, err = simQueue(leader).Produce(ctx, codeq.Task{Queue: "a"})
-		require.NoError(t, err)
+		queuetest.Produce(t, simQueue(leader), codeq.Task{Queue: "a"})
 		require.Less(t, time.Since(begin), time.Second)
 	})
 }

@@ -20,9 +20,11 @@ import (
 	"codeq/test/queuetest"
 )
 
+// TestClusterCycle: tasks are produced, read, claimed and completed on different nodes. Storage
+// statistics show each node's replicas.
 func TestClusterCycle(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	qs := threeNodes(t, codeq.Options{}, nil)
 	for i, q := range qs {
@@ -39,9 +41,18 @@ func TestClusterCycle(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, qs[(i+1)%3].Complete(ctx, l.Receipt, nil))
 	}
-	stats, err := qs[0].Stats(ctx)
-	require.NoError(t, err)
-	require.Equal(t, codeq.Counts{}, stats["a"])
+	for _, q := range qs {
+		require.Equal(t, codeq.Counts{}, queuetest.CountsOf(t, q, "a"))
+		st, err := q.StorageStats()
+		require.NoError(t, err)
+		require.Positive(t, st.FreeBytes)
+		for _, s := range st.Shards { // every node has its replicas, and only Raft's log
+			require.Positive(t, s.DiskBytes)
+			require.Positive(t, s.MemTableBytes)
+			require.Zero(t, s.LogBytes)
+			require.Zero(t, s.LoggedBytes)
+		}
+	}
 }
 
 // TestClusterBroadcast: the subscriptions of each node get the events of all shards.
@@ -134,34 +145,6 @@ func TestClusterCancel(t *testing.T) {
 		require.NoError(t, qs[(i+1)%3].Cancel(ctx, <-begun))
 		require.ErrorIs(t, <-ended, codeq.ErrCanceled)
 	}
-}
-
-// TestClusterTLS: nodes with certificates of one authority connect to each other, and to no other
-// node.
-func TestClusterTLS(t *testing.T) {
-	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	ours, theirs := testbase.NewAuthority(t), testbase.NewAuthority(t)
-	qs := threeNodes(t, codeq.Options{}, func(node string) *tls.Config { return ours.Config(t, ours, node) })
-	for i, q := range qs {
-		_, err := q.Produce(ctx, codeq.Task{Queue: "a"})
-		require.NoError(t, err)
-		_, err = qs[(i+1)%3].Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}})
-		require.NoError(t, err)
-	}
-	st, err := qs[0].ClusterStatus(ctx)
-	require.NoError(t, err)
-	var peers []codeq.Peer
-	for _, r := range st.Shards[0].Replicas {
-		peers = append(peers, codeq.Peer{Node: r.Node, Address: r.Address})
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	_, err = codeq.Open(filepath.Join(t.TempDir(), "q"), &codeq.Options{Cluster: &codeq.Cluster{
-		Node: "stranger", Listener: l, Peers: peers, Join: true, TLS: theirs.Config(t, ours, "stranger"),
-	}})
-	require.ErrorContains(t, err, "join the cluster")
 }
 
 // TestTLSBesideNone: some nodes use TLS, and others do not. All say why they have no leader, and

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -45,9 +44,7 @@ func TestFullDiskOfLeader(t *testing.T) {
 		}
 		cycle := func() {
 			for _, q := range nodes {
-				l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true})
-				require.NoError(t, err)
-				require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+				queuetest.Complete(t, q, queuetest.ClaimNow(t, q, "a"))
 			}
 		}
 		for range 3 {
@@ -73,54 +70,6 @@ func TestFullDiskOfLeader(t *testing.T) {
 		require.Equal(t, [2]error{}, produce())
 		cycle()
 		fill(other, simtest.DiskSize)
-
-		for range 3 {
-			require.Equal(t, [2]error{}, produce())
-		}
-		claim := codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true, LeaseFor: 10 * time.Second}
-		held, err := nodes[1].Claim(ctx, claim)
-		require.NoError(t, err)
-		before, err := nodes[0].Stats(ctx)
-		require.NoError(t, err)
-		var started sync.WaitGroup
-		started.Add(2)
-		goOn := make(chan struct{})
-		ended := make(chan error, 2)
-		runs, stop := context.WithCancel(ctx)
-		for _, q := range nodes { // some handlers succeed and some do not
-			mux := new(codeq.Mux)
-			var calls atomic.Int64
-			codeq.Handle(mux, "a", func(_ context.Context, j *codeq.Job[[]byte]) error {
-				if calls.Add(1) == 1 {
-					started.Done()
-				}
-				<-goOn
-				if j.ID[15]%2 == 0 {
-					return codeq.Snooze(time.Hour)
-				}
-				j.FollowUp(codeq.Task{Queue: "next"})
-				return nil
-			})
-			go func() {
-				ended <- q.Run(runs, mux, &codeq.RunOptions{
-					Concurrency: 2, LeaseFor: 10 * time.Second, OnError: func(_ *codeq.Lease, err error) { t.Error(err) },
-				})
-			}()
-		}
-		started.Wait()
-		fill(leader, testkit.MinFree/2-1)
-		close(goOn)
-		time.Sleep(time.Minute)
-		fill(leader, simtest.DiskSize)
-		require.NoError(t, nodes[1].Complete(ctx, held.Receipt, nil), "no lease has run out")
-		time.Sleep(10 * time.Second)
-		stats, err := nodes[0].Stats(ctx)
-		require.NoError(t, err)
-		require.Zero(t, stats["a"].Ready+stats["a"].Leased)
-		require.EqualValues(t, before["a"].Ready, stats["a"].Scheduled+stats["next"].Ready)
-		stop()
-		require.NoError(t, <-ended)
-		require.NoError(t, <-ended)
 	})
 }
 
@@ -137,8 +86,7 @@ func TestFollowerWithFullDisk(t *testing.T) {
 				produce := func(n int) {
 					for range n {
 						begun := time.Now()
-						_, err := simQueue(leader).Produce(t.Context(), codeq.Task{Queue: "a", Payload: make([]byte, 8<<10)})
-						require.NoError(t, err)
+						queuetest.Produce(t, simQueue(leader), codeq.Task{Queue: "a", Payload: make([]byte, 8<<10)})
 						require.Less(t, time.Since(begun), time.Second)
 					}
 				}
@@ -211,35 +159,6 @@ func TestLeaderWithFullDisk(t *testing.T) {
 	})
 }
 
-// TestCloseOfLeaderOfFullDisks: a leader can be closed although the disks of its followers have no
-// room for its entries.
-func TestCloseOfLeaderOfFullDisks(t *testing.T) {
-	t.Parallel()
-	simCaseOf(t, hidingRoom(codeq.Options{Shards: 1, MinFreeBytes: testkit.MinFree}), 0, func(t *testing.T, c *simCluster) {
-		time.Sleep(2 * time.Minute) // the leader is at home
-		leader, _ := c.lead()
-		fill := func(free int64) {
-			for _, n := range c.members() {
-				if n != leader {
-					n.fill(free)
-				}
-			}
-			time.Sleep(store.LookEvery * time.Millisecond)
-		}
-		fill(testkit.MinFree/4 - 1)
-		produced := make(chan error, 1)
-		q := simQueue(leader)
-		go func() {
-			_, err := q.Produce(t.Context(), codeq.Task{Queue: "a"})
-			produced <- err
-		}()
-		time.Sleep(time.Second)
-		require.NoError(t, leader.close())
-		require.ErrorIs(t, <-produced, codeq.ErrUncertain)
-		fill(simtest.DiskSize)
-	})
-}
-
 // TestMembersOnFullDisk: on a full disk the members of a shard do not change. Raft stores a change
 // that it has begun: the leader acts on it in any case.
 func TestMembersOnFullDisk(t *testing.T) {
@@ -274,10 +193,10 @@ func hidingRoom(opts codeq.Options) codeq.Options {
 // withFullMajority runs a story with three nodes. The first node leads both shards, and fill leaves
 // free bytes on the disk of each other node.
 func withFullMajority(
-	t *testing.T, opts codeq.Options, story func(t *testing.T, nodes []*codeq.Queue, timeout time.Duration, fill func(free int64)),
+	t *testing.T, opts codeq.Options, story func(t *testing.T, c *simCluster, nodes []*codeq.Queue, fill func(free int64)),
 ) {
 	opts.Shards, opts.MinFreeBytes = 2, testkit.MinFree
-	simCaseOf(t, opts, 0, func(t *testing.T, c *simCluster) {
+	simCase(t, opts, func(t *testing.T, c *simCluster) {
 		var nodes []*codeq.Queue
 		for _, n := range c.members() {
 			nodes = append(nodes, simQueue(n))
@@ -287,7 +206,7 @@ func withFullMajority(
 			require.NoError(t, nodes[0].TransferLeadership(t.Context(), shard, "n0"))
 		}
 		c.awaitLeaders()
-		story(t, nodes, simCallTimeout, func(free int64) {
+		story(t, c, nodes, func(free int64) {
 			for _, n := range c.members()[1:] {
 				n.fill(free)
 			}
@@ -300,7 +219,7 @@ func withFullMajority(
 // Its callers get an error, but the owner goes on, and so do the other decisions of its group.
 func TestSlowCommitKeepsOwner(t *testing.T) {
 	t.Parallel()
-	withFullMajority(t, hidingRoom(codeq.Options{StallAfter: 4 * simCallTimeout}), func(t *testing.T, nodes []*codeq.Queue, timeout time.Duration, fill func(int64)) {
+	withFullMajority(t, hidingRoom(codeq.Options{StallAfter: 4 * simCallTimeout}), func(t *testing.T, _ *simCluster, nodes []*codeq.Queue, fill func(int64)) {
 		q := nodes[0]
 		terms := func() (of [2]uint64) {
 			for i := range of {
@@ -313,44 +232,36 @@ func TestSlowCommitKeepsOwner(t *testing.T) {
 		begun := time.Now()
 		_, err := q.Produce(t.Context(), codeq.Task{Queue: "a"})
 		require.ErrorIs(t, err, codeq.ErrUncertain)
-		require.Less(t, time.Since(begun), 2*timeout)
-		time.Sleep(timeout)
+		require.Less(t, time.Since(begun), 2*simCallTimeout)
+		time.Sleep(simCallTimeout)
 		require.True(t, inspect.Of(q).Leads(0) && inspect.Of(q).Leads(1))
 		require.Equal(t, before, terms())
 		fill(simtest.DiskSize)
-		time.Sleep(timeout)
+		time.Sleep(simCallTimeout)
 		require.True(t, inspect.Of(q).Leads(0) && inspect.Of(q).Leads(1))
 		require.Equal(t, before, terms())
-		counts, err := nodes[1].Stats(t.Context())
-		require.NoError(t, err)
-		require.EqualValues(t, 1, counts["a"].Ready)
+		require.EqualValues(t, 1, queuetest.CountsOf(t, nodes[1], "a").Ready)
 	})
 }
 
-// TestCloseAfterClaim: the caller of a claim has gone. Close does not wait until the leader has
-// given back the claimed tasks.
-func TestCloseAfterClaim(t *testing.T) {
+// TestCloseOfLeaderOfFullDisks: a leader can be closed although the disks of its followers have no
+// room for its entries. It waits neither for a produce, nor until the tasks of a claim without a
+// caller are given back.
+func TestCloseOfLeaderOfFullDisks(t *testing.T) {
 	t.Parallel()
-	opts := codeq.Options{Shards: 2, MinFreeBytes: testkit.MinFree, StallAfter: 2 * time.Second}
-	simCaseOf(t, hidingRoom(opts), 0, func(t *testing.T, c *simCluster) {
-		leader := c.members()[0]
+	withFullMajority(t, hidingRoom(codeq.Options{StallAfter: 2 * time.Second}), func(t *testing.T, c *simCluster, nodes []*codeq.Queue, fill func(int64)) {
 		const n = 32
-		_, err := simQueue(leader).ProduceBatch(t.Context(), slices.Repeat([]codeq.Task{{Queue: "a"}}, 4*n))
+		_, err := nodes[0].ProduceBatch(t.Context(), slices.Repeat([]codeq.Task{{Queue: "a"}}, 4*n))
 		require.NoError(t, err)
-		for shard := range opts.Shards {
-			c.transfer(leader, shard, leader)
-		}
-		c.awaitLeaders()
-		for _, other := range c.members()[1:] {
-			other.fill(testkit.MinFree/4 - 1)
-		}
-		time.Sleep(2 * store.LookEvery * time.Millisecond)
+		fill(testkit.MinFree/4 - 1)
+		produced := queuetest.Producing(nodes[0], codeq.Task{Queue: "b"})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		_, err = simQueue(leader).ClaimBatch(ctx, codeq.ClaimRequest{Queues: []string{"a"}, Max: n})
+		_, err = nodes[0].ClaimBatch(ctx, codeq.ClaimRequest{Queues: []string{"a"}, Max: n})
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		begun := time.Now()
-		require.NoError(t, leader.close())
+		require.NoError(t, c.nodes[0].close())
 		require.LessOrEqual(t, time.Since(begun), 4*simCallTimeout)
+		require.ErrorIs(t, <-produced, codeq.ErrUncertain)
 	})
 }

@@ -26,14 +26,6 @@ func (c *simCluster) led() map[string]int {
 	return led
 }
 
-func (c *simCluster) until(what string, holds func() bool) {
-	for end := time.Now().Add(simPatience); !holds(); time.Sleep(100 * time.Millisecond) {
-		if time.Now().After(end) {
-			c.hangs(what)
-		}
-	}
-}
-
 // untilLed waits until each node leads the wanted number of shards.
 func (c *simCluster) untilLed(want map[string]int) {
 	c.until(fmt.Sprint("what each node leads: ", want), func() bool { return maps.Equal(want, c.led()) })
@@ -45,14 +37,9 @@ const looks = 16 * time.Second
 // drainCase runs a story on three nodes and three shards. Each node leads one shard.
 func drainCase(t *testing.T, story func(t *testing.T, c *simCluster)) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		c := newSimCluster(t, 1, 3, codeq.Options{Shards: 3})
+	simCase(t, codeq.Options{Shards: 3}, func(t *testing.T, c *simCluster) {
 		c.untilLed(map[string]int{"n0": 1, "n1": 1, "n2": 1})
 		story(t, c)
-		c.mend(true)
-		c.rest()
-		require.NoError(t, c.check())
-		c.close()
 	})
 }
 
@@ -73,9 +60,7 @@ func TestDrain(t *testing.T) {
 		n.start()
 		time.Sleep(looks)
 		require.Equal(t, map[string]int{"n0": 1, "n2": 2}, c.led())
-		st, err := simQueue(c.nodes[0]).ClusterStatus(ctx)
-		require.NoError(t, err)
-		for _, sh := range st.Shards {
+		for _, sh := range statusOf(t, c.nodes[0]).Shards {
 			for _, r := range sh.Replicas {
 				require.Equal(t, r.Node == "n1", r.Drained)
 			}
@@ -129,8 +114,7 @@ func TestTransferLasts(t *testing.T) {
 			time.Sleep(looks)
 			require.Equal(t, map[string]int{"n1": 1, "n2": 2}, c.led())
 			requireNode(t, c.nodes[2], c.leader(0))
-			st, err := simQueue(c.nodes[0]).ClusterStatus(ctx)
-			require.NoError(t, err)
+			st := statusOf(t, c.nodes[0])
 			require.Equal(t, []string{"n2", "", ""}, []string{st.Shards[0].Placed, st.Shards[1].Placed, st.Shards[2].Placed})
 		}
 		stays()
@@ -187,8 +171,7 @@ func TestTransferSaysWhy(t *testing.T) {
 // although it is the home of the shard. A node that hands over when it closes leads again at once.
 func TestFailingNodeIsDistrusted(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		c := newSimCluster(t, 1, 3, codeq.Options{Shards: 1})
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		n := c.nodes[0]
 		back := func() time.Duration {
 			n.start()
@@ -213,7 +196,6 @@ func TestFailingNodeIsDistrusted(t *testing.T) {
 		}
 		require.Greater(t, longest, 50*time.Second)
 		require.Less(t, longest, 80*time.Second)
-		c.close()
 	})
 }
 

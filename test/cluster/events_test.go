@@ -1,8 +1,8 @@
 package cluster_test
 
 import (
+	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -17,9 +17,7 @@ import (
 // seconds later no entry carries events any more. A subscription that begins meanwhile misses
 // nothing.
 func TestInterestsEnd(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newSimCluster(t, 1, 3, codeq.Options{Shards: 2})
-		c.awaitLeaders()
+	simCase(t, codeq.Options{Shards: 2}, func(t *testing.T, c *simCluster) {
 		wanted := func() (all engine.KindSet) {
 			for _, n := range c.members() {
 				q := simQueue(n)
@@ -68,9 +66,7 @@ func TestInterestsEnd(t *testing.T) {
 
 		// The process is killed, and the leaders change.
 		for _, n := range c.members() {
-			sub, err := simQueue(n).Subscribe(codeq.SubscribeOptions{Kinds: []codeq.EventKind{codeq.EventProduced}})
-			require.NoError(t, err)
-			go sub.Next(t.Context())
+			go subscribe(slices.Index(c.members(), n)).Next(t.Context())
 			n.crash(100)
 			c.awaitLeaders()
 			require.NotZero(t, wanted())
@@ -84,14 +80,12 @@ func TestInterestsEnd(t *testing.T) {
 				_ = simQueue(c.members()[1]).TransferLeadership(t.Context(), i%2, "")
 				c.awaitLeaders()
 			}
-			_, err := simQueue(c.members()[0]).Produce(t.Context(), codeq.Task{Queue: "a"})
-			require.NoError(t, err)
+			queuetest.Produce(t, simQueue(c.members()[0]), codeq.Task{Queue: "a"})
 			time.Sleep(time.Second)
 			require.Len(t, queuetest.Buffered(sub), 1)
 			sub.Close()
 		}
 		time.Sleep(time.Minute)
 		require.Zero(t, wanted(), "killed processes wanted them")
-		c.close()
 	})
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -17,12 +16,7 @@ import (
 
 // ownCluster runs a story on one node that leads two shards.
 func ownCluster(t *testing.T, story func(t *testing.T, q *codeq.Queue)) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newSimCluster(t, 1, 1, codeq.Options{Shards: 2})
-		defer c.close()
-		c.awaitLeaders()
-		story(t, simQueue(c.nodes[0]))
-	})
+	simNodes(t, 1, codeq.Options{Shards: 2}, func(t *testing.T, c *simCluster) { story(t, simQueue(c.nodes[0])) })
 }
 
 // TestUntakenParents: the tasks of a call are stored, but their parents do not learn of them. The
@@ -43,8 +37,7 @@ func TestUntakenParents(t *testing.T) {
 			ownCluster(t, func(t *testing.T, q *codeq.Queue) {
 				var parent codeq.ID
 				for parent == (codeq.ID{}) || shardOf(q, parent) != 1 {
-					id, err := q.Produce(t.Context(), codeq.Task{Queue: "parents"})
-					require.NoError(t, err)
+					id := queuetest.Produce(t, q, codeq.Task{Queue: "parents"})[0]
 					parent = id
 				}
 				time.Sleep(time.Minute)
@@ -74,13 +67,11 @@ func TestCanceledParentInCluster(t *testing.T) {
 			q, of, at := simQueue(c.nodes[i%3]), i%3, (i+1+i/15)%3
 			produce := func(task codeq.Task, shard int) codeq.ID {
 				task.LimitKey = queuetest.KeyOf(task.Queue, shard, 3)
-				id, err := q.Produce(ctx, task)
-				require.NoError(t, err)
+				id := queuetest.Produce(t, q, task)[0]
 				return id
 			}
 			claim := func(queue string) codeq.Receipt {
-				l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{queue}})
-				require.NoError(t, err)
+				l := queuetest.Claim(t, q, queue)
 				return l.Receipt
 			}
 			settle := func(call func() error) { // calls again if the outcome is unknown
@@ -160,53 +151,5 @@ func TestCanceledParentInCluster(t *testing.T) {
 			stats, err := simQueue(c.nodes[0]).Stats(ctx)
 			return err == nil && stats["child"] == codeq.Counts{Canceled: uint64(canceled)}
 		})
-	})
-}
-
-// TestFollowUpsInCluster: follow-ups wait for each other in shards of several nodes. Each is there
-// once, and they run in their order, while leaders change.
-func TestFollowUpsInCluster(t *testing.T) {
-	drainCase(t, func(t *testing.T, c *simCluster) {
-		const chains = 12
-		ctx := t.Context()
-		claim := func(q *codeq.Queue, queue string) *codeq.Lease {
-			l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{queue}})
-			require.NoError(t, err)
-			return l
-		}
-		complete := func(q *codeq.Queue, l *codeq.Lease, next ...codeq.Task) {
-			err := q.Complete(ctx, l.Receipt, nil, next...)
-			for errors.Is(err, codeq.ErrUncertain) {
-				err = q.Complete(ctx, l.Receipt, nil, next...)
-				if errors.Is(err, codeq.ErrLeaseLost) {
-					err = nil // the first call was stored
-				}
-			}
-			require.NoError(t, err)
-		}
-		for i := range chains {
-			q := simQueue(c.nodes[i%3])
-			_, err := q.Produce(ctx, codeq.Task{Queue: "start", LimitKey: queuetest.KeyOf("start", i/3%3, 3)})
-			require.NoError(t, err)
-			l := claim(q, "start")
-			var moving sync.WaitGroup
-			if i%2 == 1 {
-				moving.Go(func() { _ = q.TransferLeadership(ctx, (i+1)%3, "") }) // the shard may be moving already
-			}
-			complete(q, l, queuetest.ChainOver(i)...)
-			moving.Wait()
-		}
-		done := make(map[int]int)
-		for n := range 6 * chains {
-			q := simQueue(c.nodes[n%3])
-			l := claim(q, "chain")
-			var i, at int
-			_, err := fmt.Sscanf(string(l.Payload), "%d.%d", &i, &at)
-			require.NoError(t, err)
-			require.Equal(t, done[i], at, "chain %d", i)
-			done[i]++
-			complete(q, l)
-		}
-		require.NoError(t, simQueue(c.nodes[0]).WaitIdle(ctx))
 	})
 }

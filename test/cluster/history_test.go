@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -17,10 +16,7 @@ import (
 // whichever node leads the shard and whichever runs the handler. The last progress is stored with
 // the outcome.
 func TestHistoryInCluster(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newSimClusterOf(t, 1, 3, codeq.Options{Shards: 1, Retention: time.Hour}, newFormat)
-		defer c.close()
-		c.awaitLeaders()
+	simCase(t, codeq.Options{Retention: time.Hour}, func(t *testing.T, c *simCluster) {
 		q := func(n int) *codeq.Queue { return simQueue(c.nodes[n]) }
 		var fails error
 		steps := make(chan int64)
@@ -41,9 +37,7 @@ func TestHistoryInCluster(t *testing.T) {
 		}
 		// attempt makes a node work on a task, and calls look while its handler runs.
 		attempt := func(by int, look func()) {
-			ctx, stop := context.WithCancel(t.Context())
-			ended := make(chan error)
-			go func() { ended <- q(by).Run(ctx, mux(), &codeq.RunOptions{Name: c.nodes[by].name, Concurrency: 1}) }()
+			stop := queuetest.Run(q(by), mux(), codeq.RunOptions{Name: c.nodes[by].name, Concurrency: 1})
 			steps <- 1
 			steps <- 2
 			time.Sleep(3 * time.Second)
@@ -51,15 +45,13 @@ func TestHistoryInCluster(t *testing.T) {
 			steps <- 3
 			steps <- 0
 			time.Sleep(time.Second)
-			stop()
-			require.NoError(t, <-ended)
+			require.NoError(t, stop())
 		}
 		leader, follower := 0, 1
 		for c.leader(0) != c.nodes[leader] {
 			leader, follower = leader+1, leader
 		}
-		id, err := q(0).Produce(t.Context(), codeq.Task{Queue: "a", RunAt: time.Now().Add(time.Hour)})
-		require.NoError(t, err)
+		id := queuetest.Produce(t, q(0), codeq.Task{Queue: "a", RunAt: time.Now().Add(time.Hour)})[0]
 		fails = codeq.RetryAfter(time.Hour, errors.New("no"))
 		other := (follower + 1) % 3
 		sub, err := q(other).Subscribe(codeq.SubscribeOptions{Kinds: []codeq.EventKind{codeq.EventProgress}})

@@ -1,11 +1,11 @@
 package cluster_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,6 +19,7 @@ import (
 	"codeq/internal/inspect"
 	"codeq/internal/simtest"
 	"codeq/internal/testkit"
+	"codeq/test/queuetest"
 )
 
 // simStall leaves time for a second try within simCallTimeout.
@@ -32,8 +33,7 @@ func always(string, string) bool { return true }
 // stalledOn returns how long the disk of a node has been stalled, as ClusterStatus on another node
 // says.
 func stalledOn(t *testing.T, by, of *simNode) time.Duration {
-	st, err := simQueue(by).ClusterStatus(t.Context())
-	require.NoError(t, err)
+	st := statusOf(t, by)
 	for _, r := range st.Shards[0].Replicas {
 		if r.Node == of.name {
 			require.Empty(t, r.LastError)
@@ -270,7 +270,7 @@ func boundedCalls(t *testing.T, c *simCluster) (stop func()) {
 				select {
 				case <-over:
 					return
-				case <-time.After(100 * time.Millisecond):
+				case <-time.After(300 * time.Millisecond):
 				}
 			}
 		})
@@ -279,32 +279,6 @@ func boundedCalls(t *testing.T, c *simCluster) (stop func()) {
 		close(over)
 		ended.Wait()
 	}
-}
-
-// countLines returns a Logger, and a function that counts the records with a message.
-func countLines() (log *slog.Logger, count func(message string) int) {
-	records := new(lockedBuffer)
-	return slog.New(slog.NewTextHandler(records, nil)), func(message string) int {
-		return strings.Count(records.String(), "msg=\""+message+"\"")
-	}
-}
-
-// lockedBuffer is a bytes.Buffer for several goroutines.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
 }
 
 // TestHungParts: some part of a leader's disk hangs. After a moment another node leads, and goes on
@@ -329,14 +303,14 @@ func TestHungParts(t *testing.T) {
 	}
 	for _, part := range parts[:testkit.Sized(6, len(parts))] {
 		t.Run(part.name, func(t *testing.T) {
-			log, count := countLines()
-			simCase(t, codeq.Options{StallAfter: simStall, MemTableBytes: 256 << 10, Logger: log}, func(t *testing.T, c *simCluster) {
+			log := testkit.NewUserHandler(func(string) {})
+			simCase(t, codeq.Options{StallAfter: simStall, MemTableBytes: 256 << 10, Logger: slog.New(log)}, func(t *testing.T, c *simCluster) {
 				time.Sleep(2 * time.Minute)
 				c.rest()
 				leader, other := c.lead()
 				stop := boundedCalls(t, c)
 				time.Sleep(5 * time.Second)
-				require.Zero(t, count("disk does not answer"))
+				require.Empty(t, log.About("disk does not answer"))
 				answer, began := leader.hang(part.hangs), time.Now()
 				c.snapshot(leader, 0, 1)
 				if part.name == "votes" {
@@ -359,8 +333,8 @@ func TestHungParts(t *testing.T) {
 				time.Sleep(10 * time.Second)
 				stop()
 				require.NoError(t, simQueue(leader).Health(t.Context()))
-				require.Equal(t, count("disk does not answer"), count("disk answers again"))
-				require.LessOrEqual(t, count("disk does not answer"), 2, "of the log and the store")
+				require.Equal(t, len(log.About("disk does not answer")), len(log.About("disk answers again")))
+				require.LessOrEqual(t, len(log.About("disk does not answer")), 2, "of the log and the store")
 				c.rest()
 			})
 		})
@@ -394,23 +368,18 @@ func TestShortStalls(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			log, count := countLines()
-			simCase(t, codeq.Options{StallAfter: simStall, Logger: log}, func(t *testing.T, c *simCluster) {
+			log := testkit.NewUserHandler(func(string) {})
+			simCase(t, codeq.Options{StallAfter: simStall, Logger: slog.New(log)}, func(t *testing.T, c *simCluster) {
 				time.Sleep(2 * time.Minute)
 				c.rest()
 				leader, _ := c.lead()
-				nodes := []*simNode{leader}
-				for _, n := range c.members() {
-					if n != leader {
-						nodes = append(nodes, n)
-					}
-				}
+				nodes := append([]*simNode{leader}, slices.DeleteFunc(c.members(), func(n *simNode) bool { return n == leader })...)
 				group := inspect.Of(simQueue(leader)).Group(0).Raft()
 				term := group.CurrentTerm()
 				stop := boundedCalls(t, c)
 				disturb(nodes)
 				stop()
-				require.Zero(t, count("disk does not answer"))
+				require.Empty(t, log.About("disk does not answer"))
 				require.Equal(t, term, group.CurrentTerm())
 			})
 		})
@@ -450,8 +419,7 @@ func TestDisksHangInTurn(t *testing.T) {
 		stop()
 		for _, n := range c.members() {
 			require.NoError(t, simQueue(n).Health(t.Context()))
-			_, err := simQueue(n).Produce(t.Context(), codeq.Task{Queue: "b"})
-			require.NoError(t, err)
+			queuetest.Produce(t, simQueue(n), codeq.Task{Queue: "b"})
 		}
 	})
 }
@@ -462,23 +430,19 @@ func TestDisksHangInTurn(t *testing.T) {
 func TestLeaderHangsAmidChange(t *testing.T) {
 	t.Parallel()
 	const patience = 40 * time.Second
-	for name, change := range map[string]func(ctx context.Context, by *codeq.Queue, c *simCluster, leader, other *simNode) error{
-		"TransferLeadership": func(ctx context.Context, by *codeq.Queue, _ *simCluster, _, other *simNode) error {
-			return by.TransferLeadership(ctx, 0, other.name)
+	for name, change := range map[string]func(ctx context.Context, by *codeq.Queue, other string) error{
+		"TransferLeadership": func(ctx context.Context, by *codeq.Queue, other string) error {
+			return by.TransferLeadership(ctx, 0, other)
 		},
-		"Drain": func(ctx context.Context, by *codeq.Queue, _ *simCluster, leader, other *simNode) error {
-			return by.Drain(ctx)
-		},
-		"AddNode": func(ctx context.Context, by *codeq.Queue, _ *simCluster, leader, other *simNode) error {
+		"Drain": func(ctx context.Context, by *codeq.Queue, _ string) error { return by.Drain(ctx) },
+		"AddNode": func(ctx context.Context, by *codeq.Queue, _ string) error {
 			return by.AddNode(ctx, codeq.Peer{Node: "n9", Address: "n9"})
 		},
-		"ReplaceNode": func(ctx context.Context, by *codeq.Queue, _ *simCluster, leader, other *simNode) error {
-			return by.ReplaceNode(ctx, other.name, codeq.Peer{Node: "n9", Address: "n9"})
+		"ReplaceNode": func(ctx context.Context, by *codeq.Queue, other string) error {
+			return by.ReplaceNode(ctx, other, codeq.Peer{Node: "n9", Address: "n9"})
 		},
-		"WaitReady": func(ctx context.Context, by *codeq.Queue, _ *simCluster, leader, other *simNode) error {
-			return by.WaitReady(ctx)
-		},
-		"SetSchedule": func(ctx context.Context, by *codeq.Queue, _ *simCluster, leader, other *simNode) error {
+		"WaitReady": func(ctx context.Context, by *codeq.Queue, _ string) error { return by.WaitReady(ctx) },
+		"SetSchedule": func(ctx context.Context, by *codeq.Queue, _ string) error {
 			return by.SetSchedule(ctx, codeq.Schedule{Name: "s", Every: time.Hour, Task: codeq.Task{Queue: "s"}})
 		},
 	} {
@@ -497,7 +461,7 @@ func TestLeaderHangsAmidChange(t *testing.T) {
 					ctx, cancel := context.WithTimeout(t.Context(), patience)
 					defer cancel()
 					began := time.Now()
-					err := change(ctx, by, c, leader, other)
+					err := change(ctx, by, other.name)
 					took := time.Since(began)
 					require.Less(t, took, patience+100*time.Millisecond, err)
 					began = time.Now()
@@ -563,7 +527,7 @@ func TestDrainOfHungNode(t *testing.T) {
 	simCase(t, codeq.Options{StallAfter: simStall}, func(t *testing.T, c *simCluster) {
 		time.Sleep(2 * time.Minute)
 		c.rest()
-		leader, other := c.lead()
+		leader, _ := c.lead()
 		answer := leader.hang(always)
 		for _, verb := range []func(context.Context) error{simQueue(leader).Drain, simQueue(leader).Undrain} {
 			began := time.Now()
@@ -575,23 +539,12 @@ func TestDrainOfHungNode(t *testing.T) {
 			require.LessOrEqual(t, time.Since(began), simCallTimeout+time.Second)
 		}
 		next := c.newLeader(leader)
-		for _, n := range c.members() {
-			if n != leader && n != next {
-				other = n
-			}
-		}
+		other := c.third(leader, next)
 		require.NoError(t, simQueue(leader).TransferLeadership(t.Context(), 0, other.name), "a verb of the hung node reaches the leader")
 		require.NoError(t, simQueue(other).TransferLeadership(t.Context(), 0, ""))
 		require.NoError(t, simQueue(next).RemoveNode(t.Context(), leader.name))
 		answer()
-		leader.stop()
-		c.mu.Lock()
-		for i, n := range c.nodes {
-			if n == leader {
-				c.nodes = append(c.nodes[:i:i], c.nodes[i+1:]...)
-			}
-		}
-		c.mu.Unlock()
+		c.drop(leader)
 	})
 }
 
@@ -689,19 +642,15 @@ func TestCloseBesideHungCheckpoint(t *testing.T) {
 func TestHungDisk(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		life, records := simtest.NewMachine().Start(), new(bytes.Buffer)
-		q, err := codeq.Open("queue", inspect.With(&codeq.Options{Shards: 1, Durability: codeq.DurabilityDisk, Logger: slog.New(slog.NewTextHandler(records, nil))}, inspect.Private{FS: life.FS()}))
+		life, log := simtest.NewMachine().Start(), testkit.NewUserHandler(func(string) {})
+		q, err := codeq.Open("queue", inspect.With(&codeq.Options{Shards: 1, Durability: codeq.DurabilityDisk, Logger: slog.New(log)}, inspect.Private{FS: life.FS()}))
 		require.NoError(t, err)
 		defer func() { require.NoError(t, q.Close()) }()
 		require.NoError(t, q.Health(t.Context()))
 		life.Hang(func(op, _ string) bool { return op == "sync" })
 		defer life.Answer()
 		begun := time.Now()
-		late := make(chan error, 1)
-		go func() {
-			_, err := q.Produce(context.Background(), codeq.Task{Queue: "a"})
-			late <- err
-		}()
+		late := queuetest.Producing(q, codeq.Task{Queue: "a"})
 		time.Sleep(optionsOf(q).StallAfter - 1)
 		require.NoError(t, q.Health(t.Context()))
 		time.Sleep(2 * time.Nanosecond)
@@ -709,7 +658,7 @@ func TestHungDisk(t *testing.T) {
 		require.ErrorIs(t, err, codeq.ErrStalled)
 		require.ErrorContains(t, err, "shard 0")
 		synctest.Wait()
-		require.Contains(t, records.String(), "disk does not answer")
+		require.NotEmpty(t, log.About("disk does not answer"))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		info, err := q.ProcessInfo(ctx)
@@ -735,6 +684,6 @@ func TestHungDisk(t *testing.T) {
 		require.NoError(t, <-late)
 		require.NoError(t, q.Health(t.Context()))
 		synctest.Wait()
-		require.Contains(t, records.String(), "disk answers again")
+		require.NotEmpty(t, log.About("disk answers again"))
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,88 +17,61 @@ import (
 	"codeq"
 	"codeq/internal/crashfs"
 	"codeq/internal/inspect"
-	"codeq/internal/raftlog"
+	"codeq/internal/simtest"
 	"codeq/internal/testbase"
 	"codeq/internal/testkit"
+	"codeq/test/queuetest"
 )
-
-// wipe replaces the disk of a node that is down with a new one.
-func (n *simNode) wipe() {
-	n.machine.Wipe()
-}
 
 // count returns the number of ready tasks in the queue "a", as the node sees it.
 func (n *simNode) count(t *testing.T) int {
 	t.Helper()
-	stats, err := simQueue(n).Stats(context.Background())
-	require.NoError(t, err)
-	return int(stats["a"].Ready)
+	return int(queuetest.CountsOf(t, simQueue(n), "a").Ready)
 }
 
 func (n *simNode) produce(t *testing.T, tasks int) {
 	t.Helper()
-	for range tasks {
-		_, err := simQueue(n).Produce(context.Background(), codeq.Task{Queue: "a"})
-		require.NoError(t, err)
-	}
+	queuetest.Produce(t, simQueue(n), slices.Repeat([]codeq.Task{{Queue: "a"}}, tasks)...)
 }
 
-// TestRecycledAddress: a node of a new cluster has the address of a node of another cluster. The
-// new cluster takes over nothing from the other one, and loses nothing to it.
-func TestRecycledAddress(t *testing.T) {
-	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
-		leader, lost := c.lead()
-		leader.produce(t, 50)
-		lost.crash(100)
-
-		other := &simCluster{t: t, net: c.net, rng: c.rng, opts: c.opts}
-		for _, name := range []string{"m0", lost.name, "m1"} { // with the address of lost
-			other.peers = append(other.peers, codeq.Peer{Node: name, Address: name})
-			other.nodes = append(other.nodes, newSimNode(other, name, false))
-		}
-		for _, n := range other.nodes {
-			n.start()
-		}
-		other.awaitLeaders()
-		for i, n := range other.nodes {
-			n.produce(t, 10)
-			require.Equal(t, 10*(i+1), n.count(t))
-		}
-		c.awaitLeaders()
-		leader.produce(t, 50)
-		for _, n := range c.members() {
-			if n != lost {
-				require.Equal(t, 100, n.count(t))
+// TestAnotherCluster: a node of a new cluster has the address of a node of another cluster. That
+// node is down or up. Neither cluster takes over anything from the other, or loses anything to it.
+func TestAnotherCluster(t *testing.T) {
+	for _, up := range []bool{false, true} {
+		simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+			leader, node := c.lead()
+			leader.produce(t, 50)
+			other := &simCluster{t: t, net: c.net, rng: c.rng, opts: c.opts}
+			for _, name := range []string{"m0", node.name, "m1"} {
+				other.peers = append(other.peers, codeq.Peer{Node: name, Address: name})
+				if !up || name != node.name {
+					other.nodes = append(other.nodes, newSimNode(other, name, false))
+				}
 			}
-		}
-		other.rest()
-		require.NoError(t, other.check())
-		other.close()
-	})
-}
-
-// TestLiveNodeIsNoFounder: the founders of a new cluster list the address of a node that is part of
-// another cluster. That node does not become part of the new cluster.
-func TestLiveNodeIsNoFounder(t *testing.T) {
-	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
-		leader, live := c.lead()
-		leader.produce(t, 50)
-		other := &simCluster{t: t, net: c.net, rng: c.rng, opts: c.opts}
-		for _, name := range []string{"m0", "m1", live.name} {
-			other.peers = append(other.peers, codeq.Peer{Node: name, Address: name})
-		}
-		for _, name := range []string{"m0", "m1"} {
-			other.nodes = append(other.nodes, newSimNode(other, name, false))
-			other.nodes[len(other.nodes)-1].start()
-		}
-		time.Sleep(time.Minute)
-		for _, n := range other.nodes {
-			_, err := simQueue(n).Produce(context.Background(), codeq.Task{Queue: "a"})
-			require.ErrorIs(t, err, codeq.ErrNotLeader)
-		}
-		require.Equal(t, 50, live.count(t))
-		other.close()
-	})
+			if !up {
+				node.crash(100)
+			}
+			for _, n := range other.nodes {
+				n.start()
+			}
+			if up { // the cluster does not begin: a founder is part of another one
+				time.Sleep(time.Minute)
+				for _, n := range other.nodes {
+					require.ErrorIs(t, <-queuetest.Producing(simQueue(n), codeq.Task{Queue: "a"}), codeq.ErrNotLeader)
+				}
+			} else {
+				other.awaitLeaders()
+				other.nodes[1].produce(t, 10)
+				require.Equal(t, 10, other.nodes[0].count(t))
+				other.rest()
+				require.NoError(t, other.check())
+			}
+			c.awaitLeaders()
+			leader.produce(t, 50)
+			require.Equal(t, 100, leader.count(t))
+			other.close()
+		})
+	}
 }
 
 // TestWipedDisk: a node with a new disk does not come back under its old name, as a founder or by a
@@ -109,7 +83,7 @@ func TestWipedDisk(t *testing.T) {
 				leader, wiped := c.lead()
 				leader.produce(t, 50)
 				wiped.crash(100)
-				wiped.wipe()
+				wiped.machine.Wipe()
 				wiped.join = join
 				err := c.open(wiped)
 				require.ErrorIs(t, err, codeq.ErrNotMember)
@@ -120,7 +94,7 @@ func TestWipedDisk(t *testing.T) {
 					c.net.Pause(n.name, true)
 				}
 				wiped.join = false
-				wiped.wipe()
+				wiped.machine.Wipe()
 				c.net.Pause(wiped.name, false)
 				wiped.start()
 				_, err = simQueue(wiped).Produce(context.Background(), codeq.Task{Queue: "a"})
@@ -152,7 +126,7 @@ func TestWipedMajority(t *testing.T) {
 			n.crash(100)
 		}
 		for _, n := range c.members()[:2] {
-			n.wipe()
+			n.machine.Wipe()
 			n.start()
 		}
 		time.Sleep(time.Minute)
@@ -168,59 +142,8 @@ func TestWipedMajority(t *testing.T) {
 			require.ErrorContains(t, n.close(), "ReplaceNode")
 		}
 
-		// The third node goes on alone, and the others join it under new names.
 		left.stop()
-		fs := left.machine.Disk()
-		opts := c.opts
-		inspect.Options(&opts).FS, opts.Cluster = fs, inspect.With(&codeq.Cluster{
-			Node: left.name, Listen: left.name,
-		}, inspect.Private{
-			Votes: stablesOf(left),
-			Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return nil, context.Canceled },
-		})
-		require.NoError(t, codeq.RecoverCluster("queue", &opts))
-		left.start()
-		require.Equal(t, 50, left.count(t))
-		for _, old := range c.members()[:2] {
-			old.removed = true
-		}
-		c.mu.Lock()
-		c.nodes = c.nodes[2:]
-		c.mu.Unlock()
-		for range 2 {
-			n := c.node(true)
-			n.start()
-			c.mu.Lock()
-			c.nodes = append(c.nodes, n)
-			c.mu.Unlock()
-			require.Equal(t, 50, n.count(t))
-		}
-	})
-}
-
-// TestNoLeaderSaysWhy: a call that finds no leader says which nodes it cannot reach, and why.
-func TestNoLeaderSaysWhy(t *testing.T) {
-	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
-		_, left := c.lead()
-		require.NoError(t, simQueue(left).WaitReady(context.Background()))
-		for _, n := range c.members() {
-			if n != left {
-				n.crash(100)
-			}
-		}
-		time.Sleep(10 * time.Second)
-		_, err := simQueue(left).Produce(context.Background(), codeq.Task{Queue: "a"})
-		require.ErrorIs(t, err, codeq.ErrNotLeader)
-		for _, n := range c.members() {
-			if n != left {
-				require.ErrorContains(t, err, "node "+n.name+": peer: dial "+n.name+": dial sim: "+n.name+": connection refused")
-			}
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		err = simQueue(left).WaitReady(ctx)
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.ErrorContains(t, err, "connection refused")
+		c.goOn(t, left, 50)
 	})
 }
 
@@ -232,33 +155,27 @@ func TestNoLeaderSaysWhichCertificate(t *testing.T) {
 		ca, other := testbase.NewAuthority(t), testbase.NewAuthority(t)
 		c := newSimCluster(t, 1, 0, codeq.Options{Shards: 1})
 		open := func(n *simNode, conf *tls.Config) {
-			o, life := c.options(n)
-			dial := inspect.Options(o.Cluster).Dial
-			o.Cluster.TLS = conf
-			inspect.Options(o.Cluster).Dial = func(ctx context.Context, address string) (net.Conn, error) {
-				raw, err := dial(ctx, address)
-				if err != nil {
-					return nil, err
+			require.NoError(t, c.openWith(n, func(o *codeq.Options) {
+				dial := inspect.Options(o.Cluster).Dial
+				o.Cluster.TLS = conf
+				inspect.Options(o.Cluster).Dial = func(ctx context.Context, address string) (net.Conn, error) {
+					raw, err := dial(ctx, address)
+					if err != nil {
+						return nil, err
+					}
+					to := conf.Clone()
+					to.ServerName = address
+					conn := tls.Client(raw, to)
+					if err := conn.HandshakeContext(ctx); err != nil {
+						return nil, errors.Join(err, raw.Close())
+					}
+					return conn, nil
 				}
-				to := conf.Clone()
-				to.ServerName = address
-				conn := tls.Client(raw, to)
-				if err := conn.HandshakeContext(ctx); err != nil {
-					return nil, errors.Join(err, raw.Close())
-				}
-				return conn, nil
-			}
-			q, err := codeq.Open("queue", o)
-			require.NoError(t, err)
-			n.q, n.life = q, life
+			}))
 		}
-		for i := range 3 {
-			c.peers = append(c.peers, codeq.Peer{Node: fmt.Sprint("n", i), Address: fmt.Sprint("n", i)})
-		}
-		for range 3 {
-			n := c.node(false)
+		c.found(3)
+		for _, n := range c.nodes {
 			open(n, ca.Config(t, ca, n.name))
-			c.nodes = append(c.nodes, n)
 		}
 		leader, left := c.lead()
 		left.stop()
@@ -288,60 +205,17 @@ func TestNoLeaderSaysWhichCertificate(t *testing.T) {
 func TestKnownNameElsewhere(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		leader, other := c.lead()
-		blank := newSimNode(c, "blank", false)
-		host := c.net.Listen("blank")
-		o := c.opts
-		inspect.Options(&o).FS, o.Cluster = blank.machine.Disk(), inspect.With(&codeq.Cluster{
-			Node: other.name, Listener: host, Peers: []codeq.Peer{{Node: leader.name, Address: leader.name}},
-		}, inspect.Private{
-			Votes: stablesOf(blank),
-			Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return nil, context.Canceled },
+		blank := c.openAs(simtest.NewMachine(), other.name, "blank", func(o *codeq.Cluster) {
+			o.Peers = []codeq.Peer{{Node: leader.name, Address: leader.name}}
+			inspect.Options(o).Dial = func(context.Context, string) (net.Conn, error) { return nil, context.Canceled }
 		})
-		q, err := codeq.Open("queue", &o)
-		require.NoError(t, err)
-		defer q.Close()
-		err = simQueue(leader).AddNode(context.Background(), codeq.Peer{Node: other.name, Address: "blank"})
+		defer blank.stop()
+		err := simQueue(leader).AddNode(context.Background(), codeq.Peer{Node: other.name, Address: "blank"})
 		require.ErrorIs(t, err, codeq.ErrNotMember)
 		require.ErrorContains(t, err, "ReplaceNode")
 		err = simQueue(leader).AddNode(context.Background(), codeq.Peer{Node: "n9", Address: "blank"})
 		require.ErrorIs(t, err, codeq.ErrNotMember, "another node is there")
-		require.Equal(t, "", inspect.Of(q).Node().Cluster())
-	})
-}
-
-// TestAddressChanges: a node comes back at another address, and AddNode adds it again.
-func TestAddressChanges(t *testing.T) {
-	testbase.SkipUnderRace(t) // Raft reads the address of a member that changes without its lock
-	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
-		_, moved := c.lead()
-		moved.produce(t, 10)
-		moved.stop()
-		host := c.net.Listen("elsewhere")
-		o := c.opts
-		inspect.Options(&o).FS, o.Cluster = moved.machine.Disk(), inspect.With(&codeq.Cluster{
-			Node: moved.name, Listener: host,
-		}, inspect.Private{
-			Votes: stablesOf(moved),
-			Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) },
-		})
-		q, err := codeq.Open("queue", &o)
-		require.NoError(t, err)
-		leader, _ := c.lead()
-		require.NoError(t, simQueue(leader).AddNode(context.Background(), codeq.Peer{Node: moved.name, Address: "elsewhere"}))
-		leader.produce(t, 10)
-		stats, err := q.Stats(context.Background())
-		require.NoError(t, err)
-		require.EqualValues(t, 20, stats["a"].Ready)
-		st, err := q.ClusterStatus(context.Background())
-		require.NoError(t, err)
-		for _, r := range st.Shards[0].Replicas {
-			require.True(t, r.Voter)
-			require.Empty(t, r.LastError)
-		}
-		require.NoError(t, q.Close())
-		host.Close()
-		moved.start()
-		require.NoError(t, simQueue(leader).AddNode(context.Background(), codeq.Peer{Node: moved.name, Address: moved.name}), "and back")
+		require.Equal(t, "", inspect.Of(simQueue(blank)).Node().Cluster())
 	})
 }
 
@@ -365,17 +239,10 @@ func TestNodesMove(t *testing.T) {
 			}
 			qs := make([]*codeq.Queue, moved)
 			for i, n := range nodes[:moved] {
-				host := c.net.Listen(at(i))
-				o, life := c.options(n)
-				o.Cluster.Listener, o.Cluster.Peers = host, peers
-				inspect.Options(o.Cluster).Dial = func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) }
-				inspect.Options(o.Cluster).Votes = func(string) (raftlog.Stables, error) { return life.Stables(), nil }
-				q, err := codeq.Open("queue", o)
-				require.NoError(t, err)
-				qs[i] = q
+				qs[i] = simQueue(c.openAs(n.machine, n.name, at(i), func(o *codeq.Cluster) { o.Peers = peers }))
 				if i == 0 && moved == 3 {
 					early, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-					err := q.WaitReady(early)
+					err := qs[i].WaitReady(early)
 					cancel()
 					require.ErrorIs(t, err, context.DeadlineExceeded)
 					require.ErrorContains(t, err, "the cluster knows this node at n0, and it is at new0: AddNode")
@@ -385,8 +252,7 @@ func TestNodesMove(t *testing.T) {
 			defer cancel()
 			for _, q := range qs {
 				require.NoError(t, q.WaitReady(ctx))
-				_, err := q.Produce(ctx, codeq.Task{Queue: "a"})
-				require.NoError(t, err)
+				queuetest.Produce(t, q, codeq.Task{Queue: "a"})
 			}
 			for i, n := range nodes[:moved] {
 				require.NoError(t, qs[(i+1)%moved].AddNode(ctx, codeq.Peer{Node: n.name, Address: at(i)}))
@@ -394,12 +260,11 @@ func TestNodesMove(t *testing.T) {
 			st, err := qs[0].ClusterStatus(ctx)
 			require.NoError(t, err)
 			for _, r := range st.Shards[0].Replicas {
+				require.True(t, r.Voter)
 				require.Empty(t, r.LastError)
 				require.Contains(t, peers, codeq.Peer{Node: r.Node, Address: r.Address})
 			}
-			stats, err := qs[0].Stats(ctx)
-			require.NoError(t, err)
-			require.EqualValues(t, 10+moved, stats["a"].Ready)
+			require.EqualValues(t, 10+moved, queuetest.CountsOf(t, qs[0], "a").Ready)
 			for i, n := range nodes[:moved] { // and back
 				require.NoError(t, qs[i].Close())
 				n.start()
@@ -423,14 +288,12 @@ func TestRemovedNodeIsLeftAlone(t *testing.T) {
 				leader, removed := c.lead()
 				var w codeq.Mux
 				codeq.Handle(&w, "b", func(context.Context, *codeq.Job[int]) error { return nil })
-				ctx, cancel := context.WithCancel(context.Background())
-				ended := make(chan error, 1)
-				go func() { ended <- simQueue(leader).Run(ctx, &w, nil) }()
+				stop := queuetest.Run(simQueue(leader), &w, codeq.RunOptions{})
 				if !there {
 					removed.crash(100)
 					time.Sleep(10 * time.Second)
 				}
-				require.NoError(t, simQueue(leader).RemoveNode(ctx, removed.name))
+				require.NoError(t, simQueue(leader).RemoveNode(t.Context(), removed.name))
 				time.Sleep(30 * time.Second)
 				before := c.net.Dials(removed.name)
 				c.drop(removed)
@@ -439,8 +302,7 @@ func TestRemovedNodeIsLeftAlone(t *testing.T) {
 					leader.count(t)
 				}
 				require.Equal(t, before, c.net.Dials(removed.name))
-				cancel()
-				require.NoError(t, <-ended)
+				require.NoError(t, stop())
 			})
 		})
 	}
@@ -450,12 +312,9 @@ func TestRemovedNodeIsLeftAlone(t *testing.T) {
 // configuration that admits nodes without a certificate, unless AllowAnonymous is set.
 func TestCertificateNames(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
 	ca := testbase.NewAuthority(t)
 	qs := threeNodes(t, codeq.Options{}, func(node string) *tls.Config { return ca.Config(t, ca, node) })
-	_, err := qs[0].Produce(ctx, codeq.Task{Queue: "a"})
-	require.NoError(t, err)
+	queuetest.Produce(t, qs[0], codeq.Task{Queue: "a"})
 	open := func(c codeq.Cluster) error {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
@@ -554,10 +413,8 @@ func TestOwnCertificate(t *testing.T) {
 
 // TestFoundingIsInterrupted: the founders of a cluster crash at any moment, and found one cluster.
 func TestFoundingIsInterrupted(t *testing.T) {
-	for seed := range uint64(40) {
-		synctest.Test(t, func(t *testing.T) {
-			opts := codeq.Options{Shards: 2}
-			c := newSimCluster(t, seed, 0, opts)
+	for seed := range uint64(testkit.Sized(10, 200)) {
+		simCaseOf(t, seed, 0, codeq.Options{Shards: 2}, 0, func(t *testing.T, c *simCluster) {
 			c.found(3)
 			for _, n := range c.nodes {
 				n.start()
@@ -577,9 +434,6 @@ func TestFoundingIsInterrupted(t *testing.T) {
 				require.Equal(t, inspect.Of(simQueue(c.nodes[0])).Node().Cluster(), inspect.Of(simQueue(n)).Node().Cluster(), "seed %d", seed)
 			}
 			require.Equal(t, 3, c.nodes[0].count(t), "seed %d", seed)
-			c.rest()
-			require.NoError(t, c.check())
-			c.close()
 		})
 	}
 }
@@ -592,22 +446,18 @@ func TestJoinByWhoReachesTheNode(t *testing.T) {
 		require.NoError(t, simQueue(by).TransferLeadership(t.Context(), 0, by.name))
 		for _, n := range c.members()[:2] {
 			n.stop()
-			o, life := c.options(n)
-			dial := inspect.Options(o.Cluster).Dial
-			inspect.Options(o.Cluster).Dial = func(ctx context.Context, addr string) (net.Conn, error) {
-				if addr == joins.name {
-					return nil, errors.New("no route")
+			require.NoError(t, c.openWith(n, func(o *codeq.Options) {
+				dial := inspect.Options(o.Cluster).Dial
+				inspect.Options(o.Cluster).Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+					if addr == joins.name {
+						return nil, errors.New("no route")
+					}
+					return dial(ctx, addr)
 				}
-				return dial(ctx, addr)
-			}
-			q, err := codeq.Open("queue", o)
-			require.NoError(t, err)
-			n.q, n.life = q, life
+			}))
 		}
 		begun := time.Now()
-		o, _ := c.options(joins)
-		o.Cluster.Advertise = "elsewhere:1"
-		_, err := codeq.Open("queue", o)
+		err := c.openWith(joins, func(o *codeq.Options) { o.Cluster.Advertise = "elsewhere:1" })
 		require.ErrorIs(t, err, codeq.ErrNotLeader)
 		require.ErrorContains(t, err, "dial sim: elsewhere:1")
 		require.Len(t, membersOf(by, 0), 3)
@@ -640,6 +490,5 @@ func TestCloneIsToldWhere(t *testing.T) {
 		require.ErrorContains(t, err, "at "+peers[0].Address)
 		require.ErrorIs(t, q.Close(), codeq.ErrOldCopy)
 	}
-	_, err := qs[0].Produce(ctx, codeq.Task{Queue: "a"})
-	require.NoError(t, err)
+	queuetest.Produce(t, qs[0], codeq.Task{Queue: "a"})
 }

@@ -1,6 +1,7 @@
 package cluster_test
 
 import (
+	"codeq/test/queuetest"
 	"context"
 	"sync"
 	"sync/atomic"
@@ -44,8 +45,7 @@ func TestLeasesEndAmidTransfers(t *testing.T) {
 		for _, queue := range []string{"healthy", "healthy", "healthy", "dead", "left"} {
 			task, err := codeq.NewTask(queue, 1)
 			require.NoError(t, err)
-			_, err = simQueue(first).Produce(ctx, task)
-			require.NoError(t, err)
+			queuetest.Produce(t, simQueue(first), task)
 		}
 
 		var runs sync.WaitGroup
@@ -132,10 +132,9 @@ func TestLeasesEndAfterRestart(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		ctx := t.Context()
 		first := c.nodes[0]
-		_, err := simQueue(first).Produce(ctx, codeq.Task{Queue: "left"})
-		require.NoError(t, err)
+		queuetest.Produce(t, simQueue(first), codeq.Task{Queue: "left"})
 		begin := time.Now()
-		_, err = simQueue(first).Claim(ctx, codeq.ClaimRequest{Queues: []string{"left"}, LeaseFor: 30 * time.Second})
+		_, err := simQueue(first).Claim(ctx, codeq.ClaimRequest{Queues: []string{"left"}, LeaseFor: 30 * time.Second})
 		require.NoError(t, err)
 		for range 2 {
 			time.Sleep(9 * time.Second)

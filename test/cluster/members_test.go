@@ -1,20 +1,17 @@
 package cluster_test
 
 import (
-	"context"
-	"fmt"
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"codeq"
 	"codeq/internal/inspect"
 	"codeq/internal/testkit"
+	"codeq/test/queuetest"
 )
 
 func peersOf(qs []*codeq.Queue) (peers []codeq.Peer) {
@@ -25,123 +22,54 @@ func peersOf(qs []*codeq.Queue) (peers []codeq.Peer) {
 	return peers
 }
 
-// eventually reads the status of a cluster until ok accepts it.
-func eventually(t *testing.T, q *codeq.Queue, what string, ok func(*codeq.ClusterStatus) bool) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	for {
-		st, err := q.ClusterStatus(ctx)
-		if err == nil && ok(st) {
-			return
-		}
-		require.NoError(t, ctx.Err(), "%s: %+v, %v", what, st, err)
-		change := inspect.Of(q).Node().Changed()
-		select {
-		case <-change:
-		case <-time.After(50 * time.Millisecond):
-		case <-ctx.Done():
-		}
-	}
-}
-
 // TestClusterMembers: a node joins and leads its share, another node is removed, and nothing is
 // lost.
 func TestClusterMembers(t *testing.T) {
-	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
-	defer cancel()
-	qs := threeNodes(t, codeq.Options{}, nil)
-	for i := range 30 {
-		_, err := qs[i%3].Produce(ctx, codeq.Task{Queue: "a", Payload: fmt.Append(nil, i)})
-		require.NoError(t, err)
-	}
-	eventually(t, qs[0], "each node leads a shard", func(st *codeq.ClusterStatus) bool {
-		leaders := make(map[string]bool)
-		for _, sh := range st.Shards {
-			leaders[sh.Leader] = true
-		}
-		return len(leaders) == 3 && !leaders[""]
-	})
-
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	dir := filepath.Join(t.TempDir(), "n3")
-	fourth, err := codeq.Open(dir, &codeq.Options{Cluster: &codeq.Cluster{Node: "n3", Listener: l, Peers: peersOf(qs), Join: true}})
-	require.NoError(t, err)
-	qs = append(qs, fourth)
-	t.Cleanup(func() { require.NoError(t, fourth.Close()) })
-	eventually(t, fourth, "all four vote and answer", func(st *codeq.ClusterStatus) bool {
-		return !slices.ContainsFunc(st.Shards, func(sh codeq.ShardStatus) bool {
-			return len(sh.Replicas) != 4 || slices.ContainsFunc(sh.Replicas, func(r codeq.ReplicaStatus) bool { return !r.Voter || r.LastError != "" })
-		})
-	})
-
-	require.NoError(t, qs[1].RemoveNode(ctx, "n0"))
-	require.ErrorIs(t, qs[1].RemoveNode(ctx, "n0"), codeq.ErrNotMember, "again")
-	eventually(t, fourth, "n0 leads nothing, n3 does", func(st *codeq.ClusterStatus) bool {
-		leads := make(map[string]int)
-		for _, sh := range st.Shards {
-			leads[sh.Leader]++
-			if len(sh.Replicas) != 3 {
-				return false
+	drainCase(t, func(t *testing.T, c *simCluster) {
+		c.nodes[0].produce(t, 30)
+		fourth, removed := c.another(), c.nodes[0]
+		for _, sh := range statusOf(t, fourth).Shards {
+			require.Len(t, sh.Replicas, 4)
+			for _, r := range sh.Replicas {
+				require.True(t, r.Voter)
+				require.Empty(t, r.LastError)
 			}
 		}
-		return leads["n0"] == 0 && leads["n3"] > 0 && leads[""] == 0
+		require.NoError(t, simQueue(c.nodes[1]).RemoveNode(t.Context(), "n0"))
+		require.ErrorIs(t, simQueue(c.nodes[1]).RemoveNode(t.Context(), "n0"), codeq.ErrNotMember, "again")
+		c.drop(removed)
+		c.untilLed(map[string]int{"n1": 1, "n2": 1, "n3": 1})
+		require.ErrorIs(t, simQueue(fourth).TransferLeadership(t.Context(), 0, "n0"), codeq.ErrNotFound)
+		for i := range 30 {
+			l := queuetest.ClaimNow(t, simQueue(c.nodes[i%3]), "a")
+			queuetest.Complete(t, simQueue(c.nodes[(i+1)%3]), l)
+		}
+		require.Nil(t, queuetest.ClaimNow(t, simQueue(fourth), "a"))
 	})
-	require.NoError(t, fourth.TransferLeadership(ctx, 0, "n3"))
-	eventually(t, qs[2], "shard 0 has a leader", func(st *codeq.ClusterStatus) bool { return st.Shards[0].Leader != "" })
-	require.ErrorIs(t, fourth.TransferLeadership(ctx, 0, "n0"), codeq.ErrNotFound)
-	for i := range 30 {
-		l, err := qs[1+i%3].Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}})
-		require.NoError(t, err)
-		require.NoError(t, qs[1+(i+1)%3].Complete(ctx, l.Receipt, nil))
-	}
-	_, err = qs[1].Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true})
-	require.ErrorIs(t, err, codeq.ErrEmpty)
 }
 
-// TestRecoverCluster: the cluster of a node is lost. The node goes on by itself, with all its
-// tasks.
+// TestRecoverCluster: the cluster of a node is lost. RecoverCluster refuses wrong options; then the
+// node goes on by itself. TestOperateMajorityLost has its tasks.
 func TestRecoverCluster(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
-	defer cancel()
-	qs := threeNodes(t, codeq.Options{}, nil)
-	var ids []codeq.ID
-	for range 30 {
-		id, err := qs[0].Produce(ctx, codeq.Task{Queue: "a"})
-		require.NoError(t, err)
-		ids = append(ids, id)
-	}
-	for shard := range inspect.Of(qs[0]).Shards() { // the remaining node has everything
-		applied, err := inspect.Of(qs[0]).Leaders().Applied(ctx, shard)
-		require.NoError(t, err)
-		require.NoError(t, inspect.Of(qs[0]).Group(shard).AwaitApplied(ctx, applied))
-	}
+	qs := threeNodes(t, codeq.Options{Shards: 2}, nil)
+	require.NoError(t, qs[0].WaitReady(t.Context()))
 	dir := inspect.Of(qs[0]).Directory().Path
 	for _, q := range qs {
 		require.NoError(t, q.Close())
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	opts := &codeq.Options{Cluster: &codeq.Cluster{Node: "n0", Listener: l, Listen: l.Addr().String()}}
-	opts.Cluster.Peers = peersOf(qs)
+	opts := &codeq.Options{Cluster: &codeq.Cluster{Node: "n0", Listener: l, Listen: l.Addr().String(), Peers: peersOf(qs)}}
 	require.ErrorIs(t, codeq.RecoverCluster(dir, opts), codeq.ErrInvalid)
 	opts.Cluster.Peers = nil
 	requireNotRecovered(t, dir, opts)
-	opts.Shards = inspect.Of(qs[0]).Shards()
+	opts.Shards = 2
 	require.NoError(t, codeq.RecoverCluster(dir, opts))
 	q, err := codeq.Open(dir, opts)
 	require.NoError(t, err)
-	defer func() { require.NoError(t, q.Close()) }()
-	for _, id := range ids {
-		info, err := q.Get(ctx, id)
-		require.NoError(t, err)
-		require.Equal(t, codeq.Ready, info.State)
-	}
-	_, err = q.Produce(ctx, codeq.Task{Queue: "a"})
-	require.NoError(t, err)
+	queuetest.Produce(t, q, codeq.Task{Queue: "a"})
+	require.NoError(t, q.Close())
 }
 
 // requireNotRecovered checks that RecoverCluster refuses a directory of no node, or with another

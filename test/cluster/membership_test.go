@@ -29,9 +29,7 @@ import (
 
 // membersOfShards returns the names of the members of each shard, as the node knows them.
 func (n *simNode) membersOfShards(t *testing.T) (shards [][]string) {
-	st, err := simQueue(n).ClusterStatus(context.Background())
-	require.NoError(t, err)
-	for _, sh := range st.Shards {
+	for _, sh := range statusOf(t, n).Shards {
 		var names []string
 		for _, r := range sh.Replicas {
 			names = append(names, r.Node)
@@ -71,16 +69,11 @@ func TestFirstElections(t *testing.T) {
 func TestAllLeave(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(testkit.Sized(1, 100)) {
-		synctest.Test(t, func(t *testing.T) {
-			c := newSimCluster(t, seed, 0, codeq.Options{Shards: 3})
-			for i := range 3 {
-				c.peers = append(c.peers, codeq.Peer{Node: fmt.Sprint("n", i), Address: fmt.Sprint("n", i)})
-			}
-			for range 3 {
-				n := c.node(false)
+		simCaseOf(t, seed, 0, codeq.Options{Shards: 3}, 0, func(t *testing.T, c *simCluster) {
+			c.found(3)
+			for _, n := range c.nodes {
 				n.leaves = true
 				n.start()
-				c.nodes = append(c.nodes, n)
 			}
 			c.spread()
 			c.nodes[0].produce(t, 30)
@@ -110,17 +103,14 @@ func TestAllLeave(t *testing.T) {
 			c.awaitLeaders()
 			require.Equal(t, 30, last.count(t))
 			require.Equal(t, [][]string{{last.name}, {last.name}, {last.name}}, last.membersOfShards(t))
-			require.NoError(t, c.check())
-			c.close()
 		})
 	}
 }
 
 // TestRemovalGoesOn: the next removal finishes one that ended half-way.
 func TestRemovalGoesOn(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simNodes(t, 4, codeq.Options{Shards: 3}, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()
-		c := newSimCluster(t, 1, 4, codeq.Options{Shards: 3})
 		c.spread()
 		half, next, by := c.nodes[3], c.nodes[2], c.nodes[0]
 		require.NoError(t, inspect.Of(simQueue(by)).Leaders().Change(ctx, 0, cluster.RemoveNode, cluster.Peer{Node: half.name}))
@@ -130,18 +120,14 @@ func TestRemovalGoesOn(t *testing.T) {
 		c.drop(half)
 		c.drop(next)
 		by.produce(t, 10)
-		c.rest()
-		require.NoError(t, c.check())
-		c.close()
 	})
 }
 
 // TestAdditionFinishesRemoval: a node joins although a node that was removed from the other shards
 // leads a shard. That leader cannot add a node, as it is no member of the first shard.
 func TestAdditionFinishesRemoval(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simCase(t, codeq.Options{Shards: 3}, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()
-		c := newSimCluster(t, 1, 3, codeq.Options{Shards: 3})
 		c.spread()
 		half, by := c.nodes[2], c.nodes[0]
 		change := inspect.Of(simQueue(by)).Leaders().Change
@@ -154,16 +140,10 @@ func TestAdditionFinishesRemoval(t *testing.T) {
 			require.NoError(t, change(ctx, shard, cluster.RemoveNode, cluster.Peer{Node: half.name}))
 		}
 		requireNode(t, half, c.leader(2))
-		joins := c.node(true)
-		require.NoError(t, c.open(joins))
-		want := []string{"n0", "n1", joins.name}
+		want := []string{"n0", "n1", c.another().name}
 		require.Equal(t, [][]string{want, want, want}, by.membersOfShards(t))
-		c.nodes = append(c.nodes, joins)
 		c.drop(half)
 		by.produce(t, 10)
-		c.rest()
-		require.NoError(t, c.check())
-		c.close()
 	})
 }
 
@@ -171,10 +151,8 @@ func TestAdditionFinishesRemoval(t *testing.T) {
 // late message that adds the node nor by a call. The same name with an empty directory is another
 // node.
 func TestRemovedDirectory(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simNodes(t, 4, codeq.Options{Shards: 2, Durability: codeq.DurabilityProcess}, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()
-		c := newSimCluster(t, 1, 4, codeq.Options{Shards: 2, Durability: codeq.DurabilityProcess})
-		c.awaitLeaders()
 		by, removed := c.nodes[0], c.nodes[3]
 		late := cluster.Peer{Node: removed.name, Address: removed.name, ID: removed.id()}
 		require.NoError(t, simQueue(by).RemoveNode(ctx, removed.name))
@@ -216,9 +194,6 @@ func TestRemovedDirectory(t *testing.T) {
 		removed.start()
 		c.nodes = append(c.nodes, removed)
 		c.awaitVotes()
-		c.rest()
-		require.NoError(t, c.check())
-		c.close()
 	})
 }
 
@@ -226,43 +201,37 @@ func TestRemovedDirectory(t *testing.T) {
 // the other founders. The refused node leaves nothing behind: with the right number it becomes a
 // member.
 func TestOtherShards(t *testing.T) {
-	open := func(c *simCluster, n *simNode, shards int) (err error) {
-		o, _ := c.options(n)
-		o.Shards = shards
-		n.q, err = codeq.Open("queue", o)
-		return err
+	open := func(c *simCluster, n *simNode, shards int) error {
+		return c.openWith(n, func(o *codeq.Options) { o.Shards = shards })
 	}
 	for _, joins := range []bool{false, true} {
 		for _, wrong := range []int{1, 3} {
 			t.Run(fmt.Sprintf("joins %t with %d", joins, wrong), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					c := newSimCluster(t, 1, 2, codeq.Options{Shards: 2})
-					if !joins {
-						c.close()
-						c = newSimCluster(t, 1, 0, codeq.Options{Shards: 2})
-						c.peers = []codeq.Peer{{Node: "n0", Address: "n0"}, {Node: "n1", Address: "n1"}}
-						c.nodes = []*simNode{c.node(false)}
-						c.nodes[0].start()
+				simNodes(t, 0, codeq.Options{Shards: 2}, func(t *testing.T, c *simCluster) {
+					c.found(2)
+					n := c.nodes[1]
+					c.nodes[0].start()
+					if joins {
+						n.start()
+						c.awaitLeaders()
+						n = c.node(true)
+						c.nodes = append(c.nodes, n)
 					}
-					n := c.node(joins)
 					err := open(c, n, wrong)
 					if !joins {
 						require.NoError(t, err)
 						time.Sleep(time.Minute)
-						_, err = simQueue(n).Produce(context.Background(), codeq.Task{Queue: "a"})
+						err = <-queuetest.Producing(simQueue(n), codeq.Task{Queue: "a"})
 						n.stop()
 					}
 					require.ErrorContains(t, err, fmt.Sprintf("2 groups, not %d", wrong))
 					require.Equal(t, joins, errors.Is(err, codeq.ErrShardCount))
 					n.start()
-					c.nodes = append(c.nodes, n)
 					c.awaitLeaders()
 					n.produce(t, 10)
 					c.rest()
-					require.NoError(t, c.check())
-					require.ErrorIs(t, func() error { n.stop(); return open(c, n, wrong) }(), codeq.ErrShardCount)
-					n.start()
-					c.close()
+					n.stop()
+					require.ErrorIs(t, open(c, n, wrong), codeq.ErrShardCount)
 				})
 			})
 		}
@@ -305,26 +274,8 @@ func TestUnknownNode(t *testing.T) {
 	})
 }
 
-// TestRemovedNodeIsTold: a removed node tells its callers of the removal, and leaves at once.
-func TestRemovedNodeIsTold(t *testing.T) {
-	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
-		leader, removed := c.lead()
-		removed.stop()
-		removed.leaves = true
-		removed.start()
-		require.NoError(t, simQueue(leader).RemoveNode(context.Background(), removed.name))
-		time.Sleep(time.Minute)
-		_, err := simQueue(removed).Produce(context.Background(), codeq.Task{Queue: "a"})
-		require.ErrorIs(t, err, codeq.ErrNotLeader)
-		require.ErrorContains(t, err, fmt.Sprintf("node %q was removed", removed.name))
-		begin := time.Now()
-		c.drop(removed)
-		require.Less(t, time.Since(begin), time.Second)
-	})
-}
-
 // TestCallsOfRemovedNode: a node removes itself, or another node removes it. All its calls fail at
-// once, and soon say that it was removed.
+// once, and soon say that it was removed. The node leaves at once.
 func TestCallsOfRemovedNode(t *testing.T) {
 	for _, itself := range []bool{false, true} {
 		for _, leads := range []bool{false, true} {
@@ -333,29 +284,25 @@ func TestCallsOfRemovedNode(t *testing.T) {
 					by, removed := c.lead()
 					if leads {
 						by, removed = removed, by
+					} else {
+						removed.stop()
+						removed.leaves = true
+						removed.start()
 					}
 					if itself {
 						by = removed
 					}
 					q := simQueue(removed)
 					queuetest.Produce(t, q, codeq.Task{Queue: "a"})
-					ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
-					defer cancel()
-					require.NoError(t, simQueue(by).RemoveNode(ctx, removed.name))
-					for knows := range 2 { // at first the node may not know it yet
-						_, status := q.ClusterStatus(ctx)
-						_, stats := q.Stats(ctx)
-						_, get := q.Get(ctx, codeq.ID{7: 1})
-						_, claim := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true})
-						for i, err := range []error{status, stats, get, claim, q.WaitReady(ctx)} {
-							require.ErrorIs(t, err, codeq.ErrNotLeader, i)
-							if knows > 0 {
-								require.ErrorContains(t, err, fmt.Sprintf("node %q was removed", removed.name), i)
-							}
-						}
-						time.Sleep(time.Minute)
+					require.NoError(t, simQueue(by).RemoveNode(t.Context(), removed.name))
+					for _, err := range []error{<-queuetest.Producing(q, codeq.Task{Queue: "a"}), q.WaitReady(t.Context())} {
+						require.Error(t, err) // the node may not know yet why
 					}
+					time.Sleep(time.Minute)
+					requireRemoved(t, q, removed.name)
+					begun := time.Now()
 					c.drop(removed)
+					require.Less(t, time.Since(begun), time.Second)
 				})
 			})
 		}
@@ -385,8 +332,8 @@ func TestAddOtherServer(t *testing.T) {
 func TestLeaveOfNoCluster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimCluster(t, 1, 0, codeq.Options{Shards: 1})
-		c.peers = []codeq.Peer{{Node: "n0", Address: "n0"}, {Node: "n1", Address: "n1"}}
-		n := c.node(false)
+		c.found(2)
+		n := c.nodes[0]
 		n.leaves = true
 		n.start()
 		time.Sleep(time.Minute)
@@ -401,8 +348,7 @@ func TestLeaveOfNoCluster(t *testing.T) {
 // begun.
 func TestSilentFounder(t *testing.T) {
 	for _, silence := range []time.Duration{0, time.Minute} { // before the cluster can begin
-		synctest.Test(t, func(t *testing.T) {
-			c := newSimCluster(t, 1, 0, codeq.Options{Shards: 1})
+		simNodes(t, 0, codeq.Options{}, func(t *testing.T, c *simCluster) {
 			c.found(3)
 			first, other, silent := c.nodes[0], c.nodes[1], c.nodes[2]
 			c.net.Isolate(silent.name, c.names())
@@ -421,10 +367,6 @@ func TestSilentFounder(t *testing.T) {
 			begun := time.Now()
 			require.NoError(t, simQueue(other).WaitReady(t.Context())) // silent has never reached other
 			require.Less(t, time.Since(begun), 2*time.Second)
-			c.mend(true)
-			c.rest()
-			require.NoError(t, c.check())
-			c.close()
 		})
 	}
 }
@@ -433,31 +375,29 @@ func TestSilentFounder(t *testing.T) {
 func TestFoundersAgree(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimCluster(t, 1, 0, codeq.Options{Shards: 1})
-		open := func(n *simNode, peers ...codeq.Peer) error {
-			c.peers = peers
-			return c.open(n)
+		c.found(2)
+		a, b := c.nodes[0], c.nodes[1]
+		open := func(first, second string) error {
+			return c.openWith(a, func(o *codeq.Options) {
+				o.Cluster.Peers = []codeq.Peer{{Node: "n0", Address: first}, {Node: "n1", Address: second}}
+				dial := inspect.Options(o.Cluster).Dial
+				inspect.Options(o.Cluster).Dial = func(ctx context.Context, address string) (net.Conn, error) {
+					return dial(ctx, strings.Replace(address, "alias", "n1", 1))
+				}
+			})
 		}
-		a, b := c.node(false), c.node(false)
-		c.nodes = []*simNode{a, b}
-		err := open(a, codeq.Peer{Node: "n0", Address: "elsewhere"}, codeq.Peer{Node: "n1", Address: "n1"})
+		err := open("elsewhere", "n1")
 		require.ErrorIs(t, err, codeq.ErrInvalid)
 		require.ErrorContains(t, err, "elsewhere")
 
-		c.peers = []codeq.Peer{{Node: "n0", Address: "n0"}, {Node: "n1", Address: "alias"}}
-		o, _ := c.options(a)
-		dial := inspect.Options(o.Cluster).Dial
-		inspect.Options(o.Cluster).Dial = func(ctx context.Context, address string) (net.Conn, error) {
-			return dial(ctx, strings.Replace(address, "alias", "n1", 1))
-		}
-		a.q, err = codeq.Open("queue", o)
-		require.NoError(t, err)
-		require.NoError(t, open(b, codeq.Peer{Node: "n0", Address: "n0"}, codeq.Peer{Node: "n1", Address: "n1"}))
+		require.NoError(t, open("n0", "alias"))
+		b.start()
 		time.Sleep(time.Minute)
-		_, err = simQueue(a).Produce(context.Background(), codeq.Task{Queue: "a"})
+		err = <-queuetest.Producing(simQueue(a), codeq.Task{Queue: "a"})
 		require.ErrorIs(t, err, codeq.ErrNotLeader)
 		require.ErrorContains(t, err, `node "n1" says that its address is n1, not alias`)
 		a.stop()
-		require.NoError(t, open(a, codeq.Peer{Node: "n0", Address: "n0"}, codeq.Peer{Node: "n1", Address: "n1"}))
+		require.NoError(t, open("n0", "n1"))
 		c.awaitLeaders()
 		c.close()
 	})
@@ -554,9 +494,8 @@ func TestLongNodeNames(t *testing.T) {
 func TestRunAwaitsLeaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimCluster(t, 1, 0, codeq.Options{Shards: 2})
-		c.peers = []codeq.Peer{{Node: "n0", Address: "n0"}, {Node: "n1", Address: "n1"}}
-		a, b := c.node(false), c.node(false)
-		c.nodes = []*simNode{a, b}
+		c.found(2)
+		a, b := c.nodes[0], c.nodes[1]
 		a.start()
 		handled := make(chan struct{})
 		var m codeq.Mux
@@ -576,7 +515,9 @@ func TestRunAwaitsLeaders(t *testing.T) {
 		time.Sleep(time.Second)
 		begin := time.Now()
 		a.stop()
-		require.ErrorIs(t, <-ended, codeq.ErrClosed)
+		err := <-ended
+		require.ErrorIs(t, err, codeq.ErrClosed)
+		require.NotErrorIs(t, err, context.Canceled)
 		require.Less(t, time.Since(begin), time.Second)
 
 		a.start()
@@ -586,8 +527,7 @@ func TestRunAwaitsLeaders(t *testing.T) {
 		c.awaitLeaders()
 		task, err := codeq.NewTask("a", 1)
 		require.NoError(t, err)
-		_, err = simQueue(b).Produce(context.Background(), task)
-		require.NoError(t, err)
+		queuetest.Produce(t, simQueue(b), task)
 		<-handled
 		a.stop()
 		require.ErrorIs(t, <-ended, codeq.ErrClosed)
@@ -602,9 +542,7 @@ func TestVoteForUnknownNode(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		leader, behind := c.lead()
 		c.net.Isolate(behind.name, c.names())
-		joined := c.node(true)
-		c.nodes = append(c.nodes, joined)
-		require.NoError(t, c.open(joined))
+		joined := c.another()
 		for _, n := range slices.Clone(c.nodes) {
 			if n != leader && n != behind && n != joined {
 				c.remove(n, t.Logf, nil)
@@ -645,6 +583,7 @@ func TestMembershipCallsEnd(t *testing.T) {
 			}
 			q := simQueue(left)
 			for name, call := range map[string]func() error{
+				"Produce":            func() error { _, err := q.Produce(ctx, codeq.Task{Queue: "a"}); return err },
 				"AddNode":            func() error { return q.AddNode(ctx, codeq.Peer{Node: added.name, Address: added.name}) },
 				"RemoveNode":         func() error { return q.RemoveNode(ctx, lost.name) },
 				"RemoveNode, itself": func() error { return q.RemoveNode(ctx, left.name) },
@@ -658,6 +597,11 @@ func TestMembershipCallsEnd(t *testing.T) {
 				require.ErrorContains(t, err, "node "+lost.name+": peer: dial "+lost.name+": dial sim: "+lost.name+": connection refused", name)
 				require.Less(t, time.Since(begun), 2*simCallTimeout, name)
 			}
+			waits, cancel := context.WithTimeout(ctx, time.Minute)
+			defer cancel()
+			err := q.WaitReady(waits)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.ErrorContains(t, err, "connection refused")
 			require.NoError(t, q.Drain(ctx), "it leads nothing")
 			require.NoError(t, q.Undrain(ctx))
 			added.stop()
@@ -668,12 +612,9 @@ func TestMembershipCallsEnd(t *testing.T) {
 			time.Sleep(2 * time.Minute) // the leader is at home
 			leader, by := c.lead()
 			by.stop()
-			o, life := c.options(by)
 			seen := testkit.NewUserHandler(func(string) {})
-			o.Logger = slog.New(seen)
-			q, err := codeq.Open("queue", o)
-			require.NoError(t, err)
-			by.q, by.life = q, life
+			require.NoError(t, c.openWith(by, func(o *codeq.Options) { o.Logger = slog.New(seen) }))
+			q := simQueue(by)
 			c.awaitLeaders()
 			for range 20 { // more than four messages of Raft
 				queuetest.Produce(t, simQueue(leader), codeq.Task{Queue: "a", Payload: make([]byte, 1<<20)})
@@ -696,6 +637,7 @@ func TestMembershipCallsEnd(t *testing.T) {
 					}
 					*seen.Seen = nil
 					ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+					var err error
 					if replaces {
 						err = q.ReplaceNode(ctx, leader.name, codeq.Peer{Node: call.node, Address: call.node})
 					} else {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -19,12 +18,10 @@ import (
 // the address as its name.
 func (c *simCluster) openAs(m *simtest.Machine, name, address string, with func(*codeq.Cluster)) *simNode {
 	n := &simNode{cluster: c, name: address, machine: m}
-	o, life := c.options(n)
-	o.Cluster.Node = name
-	with(o.Cluster)
-	q, err := codeq.Open("queue", o)
-	require.NoError(c.t, err)
-	n.q, n.life = q, life
+	require.NoError(c.t, c.openWith(n, func(o *codeq.Options) {
+		o.Cluster.Node = name
+		with(o.Cluster)
+	}))
 	return n
 }
 
@@ -76,9 +73,8 @@ func TestNameIsUsedAgain(t *testing.T) {
 	t.Parallel()
 	for _, end := range []string{"open", "closed", "power lost"} {
 		t.Run(end, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			simCase(t, codeq.Options{Shards: 3, Durability: codeq.DurabilityProcess}, func(t *testing.T, c *simCluster) {
 				ctx := context.Background()
-				c := newSimCluster(t, 1, 3, codeq.Options{Shards: 3, Durability: codeq.DurabilityProcess})
 				c.nodes[0].stop()
 				c.nodes[0].leaves = end == "open"
 				c.nodes[0].start()
@@ -139,9 +135,6 @@ func TestNameIsUsedAgain(t *testing.T) {
 					require.Equal(t, 10, n.count(t))
 					require.Equal(t, []string{"n0", "n1", "n2"}, n.membersOfShards(t)[2])
 				}
-				c.rest()
-				require.NoError(t, c.check())
-				c.close()
 			})
 		})
 	}
@@ -150,10 +143,8 @@ func TestNameIsUsedAgain(t *testing.T) {
 // TestNewcomerIsNotRemoved: a node that only some shards have added yet does not count as removed.
 func TestNewcomerIsNotRemoved(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simNodes(t, 2, codeq.Options{Shards: 2}, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()
-		c := newSimCluster(t, 1, 2, codeq.Options{Shards: 2})
-		c.awaitLeaders()
 		by, joins := c.nodes[0], c.blank()
 		c.nodes[1].crash(100)
 		time.Sleep(time.Second)
@@ -188,9 +179,6 @@ func TestNewcomerIsNotRemoved(t *testing.T) {
 		require.NoError(t, <-ready)
 		c.nodes = append(c.nodes, joins)
 		joins.produce(t, 10)
-		c.rest()
-		require.NoError(t, c.check())
-		c.close()
 	})
 }
 

@@ -36,18 +36,15 @@ func TestObserverOfCluster(t *testing.T) {
 		time.Sleep(time.Minute)
 		var m codeq.Mux
 		codeq.Handle(&m, "a", func(context.Context, *codeq.Job[[]byte]) error { time.Sleep(time.Second); return nil })
-		handle := func(n *simNode, tasks int) {
-			ctx, cancel := context.WithCancel(t.Context())
-			ended := make(chan error, 1)
-			go func() { ended <- simQueue(n).Run(ctx, &m, &codeq.RunOptions{Concurrency: 1}) }()
+		handle := func(n *simNode) {
+			stop := queuetest.Run(simQueue(n), &m, codeq.RunOptions{Concurrency: 1})
 			require.NoError(t, simQueue(n).WaitIdle(t.Context(), "a"))
-			cancel()
-			require.NoError(t, <-ended)
+			require.NoError(t, stop())
 		}
-		handle(other, 2)
+		handle(other)
 		require.NoError(t, simQueue(other).TransferLeadership(t.Context(), 0, other.name))
 		queuetest.Produce(t, simQueue(leader), codeq.Task{Queue: "a"})
-		handle(leader, 1)
+		handle(leader)
 		time.Sleep(guard.TellPause)
 		synctest.Wait()
 		mu.Lock()

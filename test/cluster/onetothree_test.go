@@ -16,7 +16,6 @@ import (
 
 	"codeq"
 	"codeq/internal/inspect"
-	"codeq/internal/keys"
 	"codeq/internal/platform"
 	"codeq/internal/simtest"
 	"codeq/internal/testkit"
@@ -73,23 +72,9 @@ func oneToThreeAndBack(t *testing.T, seed uint64) {
 	ctx := context.Background()
 	c, first := firstNode(t, seed, codeq.Options{Shards: 3, Retention: time.Hour})
 	q := first.alone(t)
-	produced := make(map[codeq.ID]bool)
-	var mu sync.Mutex // guards produced
-	add := func(q *codeq.Queue) error {
-		id, err := q.Produce(ctx, codeq.Task{Queue: "a"})
-		if err == nil {
-			mu.Lock()
-			produced[id] = true
-			mu.Unlock()
-		}
-		return err
-	}
-	for range 50 {
-		require.NoError(t, add(q))
-	}
-	_, err := q.Produce(ctx, codeq.Task{Queue: "keyed", Unique: codeq.Unique{Key: "k"}})
-	require.NoError(t, err)
-	err = q.SetSchedule(ctx, codeq.Schedule{Name: "s", Every: 24 * time.Hour, Task: codeq.Task{Queue: "ticks"}})
+	before := queuetest.Produce(t, q, slices.Repeat([]codeq.Task{{Queue: "a"}}, 50)...)
+	queuetest.Produce(t, q, codeq.Task{Queue: "keyed", Unique: codeq.Unique{Key: "k"}})
+	err := q.SetSchedule(ctx, codeq.Schedule{Name: "s", Every: 24 * time.Hour, Task: codeq.Task{Queue: "ticks"}})
 	require.NoError(t, err)
 	held, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Hour})
 	require.NoError(t, err)
@@ -97,20 +82,7 @@ func oneToThreeAndBack(t *testing.T, seed uint64) {
 
 	c.begin(first)
 	require.NoError(t, simQueue(first).Complete(ctx, held.Receipt, []byte("done")), "a lease goes on")
-	delete(produced, held.ID)
-	var stop atomic.Bool
-	var load sync.WaitGroup
-	for i := range 3 {
-		load.Go(func() {
-			for n := 0; !stop.Load(); n++ {
-				members := c.members()
-				if q, _ := members[(n+i)%len(members)].queue(); q != nil {
-					_ = add(q) // refused or uncertain when its node is killed
-				}
-				time.Sleep(20 * time.Millisecond)
-			}
-		})
-	}
+	stop := c.load("beside")
 	second := c.another()
 	second.crash(100)
 	time.Sleep(time.Second)
@@ -122,8 +94,7 @@ func oneToThreeAndBack(t *testing.T, seed uint64) {
 	time.Sleep(3 * time.Second)
 	first.start()
 	time.Sleep(time.Second)
-	stop.Store(true)
-	load.Wait()
+	payloads := stop()
 	c.rest()
 	require.NoError(t, c.check())
 	for _, n := range []*simNode{second, third} {
@@ -135,20 +106,23 @@ func oneToThreeAndBack(t *testing.T, seed uint64) {
 	first.stop()
 
 	requireAll := func(q *codeq.Queue) {
-		found := make(map[codeq.ID]bool)
+		found := make(map[string]int)
 		require.NoError(t, queuetest.CheckAll(q))
 		tasks, err := queuetest.List(q)
 		require.NoError(t, err)
 		for id, info := range tasks {
 			if info.Queue == "a" && info.State == codeq.Ready {
-				found[id] = true
+				found[id.String()]++
+				found[string(info.Payload)]++
 			}
 		}
-		for id := range produced {
-			require.True(t, found[id], "task %s is lost", id)
+		for _, id := range before {
+			require.True(t, id == held.ID || found[id.String()] == 1, "task %s is lost", id)
 		}
-		o, err := q.Get(ctx, held.ID)
-		require.NoError(t, err)
+		for _, payload := range payloads {
+			require.Equal(t, 1, found[payload], payload)
+		}
+		o := queuetest.InfoOf(t, q, held.ID)
 		require.Equal(t, "done", string(o.Result))
 		_, err = q.Produce(ctx, codeq.Task{Queue: "keyed", Unique: codeq.Unique{Key: "k"}})
 		require.ErrorIs(t, err, codeq.ErrDuplicate)
@@ -162,13 +136,7 @@ func oneToThreeAndBack(t *testing.T, seed uint64) {
 	}
 	last := first.alone(t)
 	requireAll(last)
-	for shard := range inspect.Of(last).Shards() {
-		entries, err := dump(last, shard)
-		require.NoError(t, err)
-		for _, e := range entries {
-			require.NotContains(t, []byte{keys.Applied, keys.Session, keys.Interest, keys.LeaseTime}, e.key[0])
-		}
-	}
+	requireAlone(t, last)
 	require.NoError(t, last.Close())
 	report, err := codeq.Verify("queue", inspect.With(&codeq.VerifyOptions{}, inspect.Private{FS: first.machine.Disk()}))
 	require.NoError(t, err)
@@ -177,10 +145,11 @@ func oneToThreeAndBack(t *testing.T, seed uint64) {
 	require.NoError(t, err)
 	require.ElementsMatch(t, []string{"CODEQ", "LOCK", "shard-000", "shard-001", "shard-002"}, names)
 
-	// A cluster again, from the directory and from the copy.
-	for _, dir := range []string{"queue", "copy"} {
+	// A cluster again, from the directory and from the copy, with any name.
+	for dir, name := range map[string]string{"queue": first.name, "copy": "another"} {
 		first.machine.Put(first.machine.Disk(), simtest.NewVotes())
 		o, _ := c.options(first)
+		o.Cluster.Node, o.Cluster.Peers = name, nil
 		q, err := codeq.Open(dir, o)
 		require.NoError(t, err)
 		require.NoError(t, q.WaitReady(ctx))
@@ -411,9 +380,7 @@ func TestFailedFoundingIsUndone(t *testing.T) {
 // TestOneDoesNotBecomeAnother: a queue by itself neither joins a cluster nor founds one with
 // others. A node of a larger cluster does not become a queue by itself.
 func TestOneDoesNotBecomeAnother(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newSimCluster(t, 1, 3, codeq.Options{Shards: 1})
-		c.awaitLeaders()
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		one := newSimNode(c, "one", false)
 		require.NoError(t, one.alone(t).Close())
 		for _, join := range []bool{false, true} {
@@ -431,10 +398,6 @@ func TestOneDoesNotBecomeAnother(t *testing.T) {
 			require.ErrorIs(t, err, codeq.ErrNotMember)
 			require.ErrorContains(t, err, fmt.Sprintf("node %q, which is not the only one", n.name))
 		}
-		n.start()
-		c.rest()
-		require.NoError(t, c.check())
-		c.close()
 	})
 }
 

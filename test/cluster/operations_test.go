@@ -4,13 +4,10 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"maps"
 	"net"
 	"path/filepath"
-	"slices"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -23,36 +20,28 @@ import (
 // The tests below follow the rows of "What to do" in docs/replication.md, with the calls of each
 // row.
 
-// TestOperateNodeLost: a node is lost for good, and another one takes its place.
+// TestOperateNodeLost: a node is lost for good, or its disk, and another one takes its place.
 func TestOperateNodeLost(t *testing.T) {
-	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
-		ctx := context.Background()
-		leader, lost := c.lead()
-		leader.produce(t, 10)
-		lost.crash(100)
-		fourth := c.another() // Open with Join
-		require.NoError(t, simQueue(leader).RemoveNode(ctx, lost.name))
-		c.drop(lost)
-		require.NoError(t, simQueue(fourth).WaitReady(ctx))
-		require.Equal(t, 10, fourth.count(t))
-	})
-}
-
-// TestOperateDiskLost: the disk of a node is lost, and its machine is used again.
-func TestOperateDiskLost(t *testing.T) {
-	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
-		ctx := context.Background()
-		leader, lost := c.lead()
-		leader.produce(t, 10)
-		lost.crash(100)
-		lost.wipe()
-		require.ErrorIs(t, c.open(lost), codeq.ErrNotMember)
-		require.NoError(t, simQueue(leader).RemoveNode(ctx, lost.name))
-		c.drop(lost)
-		again := c.another() // Open with Join, under another name
-		require.Equal(t, 10, again.count(t))
-		require.Len(t, leader.membersOfShards(t)[0], 3)
-	})
+	for _, disk := range []bool{false, true} {
+		simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+			leader, lost := c.lead()
+			leader.produce(t, 10)
+			lost.crash(100)
+			if disk { // its machine is used again, as another node
+				lost.machine.Wipe()
+				require.ErrorIs(t, c.open(lost), codeq.ErrNotMember)
+				require.NoError(t, simQueue(leader).RemoveNode(t.Context(), lost.name))
+			}
+			fourth := c.another() // Open with Join, under another name
+			if !disk {
+				require.NoError(t, simQueue(leader).RemoveNode(t.Context(), lost.name))
+			}
+			c.drop(lost)
+			require.NoError(t, simQueue(fourth).WaitReady(t.Context()))
+			require.Equal(t, 10, fourth.count(t))
+			require.Len(t, leader.membersOfShards(t)[0], 3)
+		})
+	}
 }
 
 // goOn starts a node that is down as a cluster of one, with the given number of tasks. Two other
@@ -73,15 +62,14 @@ func (c *simCluster) goOn(t *testing.T, n *simNode, tasks int) {
 // TestOperateMajorityLost: three of five nodes are lost for good, and one of the others lacks the
 // latest acknowledged tasks. The furthest node goes on alone, and others join it.
 func TestOperateMajorityLost(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newSimCluster(t, 1, 5, codeq.Options{Shards: 2})
+	simNodes(t, 5, codeq.Options{Shards: 2}, func(t *testing.T, c *simCluster) {
 		leader, behind := c.lead()
 		c.awaitReady()
 		leader.produce(t, 10)
 		c.net.Isolate(behind.name, c.names())
 		leader.produce(t, 10)
 		time.Sleep(time.Second) // all other nodes have these tasks
-		ahead := c.members()[slices.IndexFunc(c.members(), func(n *simNode) bool { return n != leader && n != behind })]
+		ahead := c.third(leader, behind)
 		for _, n := range c.members() {
 			if n != ahead && n != behind {
 				n.crash(100)
@@ -97,120 +85,6 @@ func TestOperateMajorityLost(t *testing.T) {
 		behind.stop()
 		ahead.stop()
 		c.goOn(t, ahead, 20)
-		c.rest()
-		require.NoError(t, c.check())
-		c.close()
-	})
-}
-
-// TestOperatePowerLost: the power of all nodes fails. With DurabilityDisk the nodes are opened
-// again, and go on. Below it, all nodes say that acknowledged tasks may be lost, and the furthest
-// node goes on alone.
-func TestOperatePowerLost(t *testing.T) {
-	t.Run("disk", func(t *testing.T) {
-		simCase(t, codeq.Options{Durability: codeq.DurabilityDisk}, func(t *testing.T, c *simCluster) {
-			c.members()[0].produce(t, 10)
-			for _, n := range c.members() {
-				n.crash(0)
-			}
-			for _, n := range c.members() {
-				n.start()
-			}
-			for _, n := range c.members() {
-				require.NoError(t, simQueue(n).WaitReady(t.Context()))
-				require.Equal(t, 10, n.count(t))
-			}
-		})
-	})
-	t.Run("process", func(t *testing.T) {
-		simCase(t, codeq.Options{Durability: codeq.DurabilityProcess}, func(t *testing.T, c *simCluster) {
-			leader, behind := c.lead()
-			leader.produce(t, 10)
-			c.net.Isolate(behind.name, c.names())
-			leader.produce(t, 10)
-			for _, n := range c.members() {
-				if n == leader || n == behind { // the system has written the data of these two
-					n.crash(100)
-					n.machine.Reboot()
-				} else {
-					n.crash(0)
-				}
-			}
-			c.net.Heal(true)
-			for _, n := range c.members() {
-				n.start()
-			}
-			time.Sleep(10 * time.Second)
-			chosen := make(map[*simNode]bool)
-			for _, n := range c.members() {
-				_, err := simQueue(n).Produce(t.Context(), codeq.Task{Queue: "a"})
-				require.ErrorIs(t, err, codeq.ErrPowerLost)
-				chosen[c.furthest(n)] = true
-			}
-			require.Len(t, chosen, 1, "each says the same")
-			for _, n := range c.members() {
-				n.stop()
-			}
-			c.goOn(t, slices.Collect(maps.Keys(chosen))[0], 20)
-		})
-	})
-}
-
-// TestOperateUpgrade: the nodes of a cluster are closed one after the other and opened with the
-// next version, as "Upgrade" of docs/replication.md says. The nodes that lead the most shards come
-// last.
-func TestOperateUpgrade(t *testing.T) {
-	upgradeCase(t, 3, func(t *testing.T, c *simCluster) {
-		c.nodes[0].produce(t, 10)
-		// settled waits until all nodes are up and lag little. It returns the number of shards that
-		// each node leads.
-		settled := func() (leads map[string]int) {
-			t.Helper()
-			c.until("a cluster without an error and without a lag", func() bool {
-				st, err := simQueue(c.nodes[0]).ClusterStatus(t.Context())
-				require.NoError(t, err)
-				leads = make(map[string]int)
-				return !slices.ContainsFunc(st.Shards, func(sh codeq.ShardStatus) bool {
-					leads[sh.Leader]++
-					require.Equal(t, oldFormat, sh.Format, "before all nodes know the next one")
-					return sh.Leader == "" || slices.ContainsFunc(sh.Replicas, func(r codeq.ReplicaStatus) bool {
-						return r.LastError != "" || r.Lag > 8
-					})
-				})
-			})
-			return leads
-		}
-		known := func(node string) int {
-			t.Helper()
-			st, err := simQueue(c.nodes[0]).ClusterStatus(t.Context())
-			require.NoError(t, err)
-			at := slices.IndexFunc(st.Shards[0].Replicas, func(r codeq.ReplicaStatus) bool { return r.Node == node })
-			return st.Shards[0].Replicas[at].NewestFormat
-		}
-		require.NoError(t, simQueue(c.nodes[0]).Checkpoint(t.Context(), "copy"))
-		for left := c.members(); len(left) > 0; left = left[1:] {
-			leads := settled()
-			slices.SortFunc(left, func(a, b *simNode) int { return leads[a.name] - leads[b.name] })
-			n := left[0]
-			versions := []int{newFormat}
-			if len(left) == 2 { // this node goes back in between
-				versions = []int{newFormat, oldFormat, newFormat}
-			}
-			for _, version := range versions {
-				require.NoError(t, n.become(version))
-				require.NoError(t, simQueue(n).WaitReady(t.Context()))
-				require.Equal(t, version, known(n.name))
-			}
-			n.produce(t, 1)
-			time.Sleep(10 * time.Second)
-		}
-		for _, n := range c.nodes {
-			for shard := range c.opts.Shards {
-				require.Equal(t, newFormat, formatOf(t, simQueue(n), shard))
-			}
-			require.Equal(t, 13, n.count(t))
-		}
-		require.Equal(t, newFormat, known(c.nodes[2].name))
 	})
 }
 
@@ -229,31 +103,6 @@ func TestOperateMaintenance(t *testing.T) {
 		}
 		c.untilLed(map[string]int{"n0": 1, "n1": 1, "n2": 1})
 		require.Equal(t, 3, c.nodes[2].count(t))
-	})
-}
-
-// TestOperateOneToThree: a queue by itself becomes a cluster of three nodes, and then a queue by
-// itself again.
-func TestOperateOneToThree(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx := context.Background()
-		c, first := firstNode(t, 1, codeq.Options{Shards: 2})
-		q := first.alone(t)
-		queuetest.Produce(t, q, codeq.Task{Queue: "a"})
-		require.NoError(t, q.Close())
-		c.begin(first) // Open with Cluster
-		second, third := c.another(), c.another()
-		require.Equal(t, 1, third.count(t))
-		for _, n := range []*simNode{third, second} {
-			require.NoError(t, simQueue(first).RemoveNode(ctx, n.name))
-			c.drop(n)
-		}
-		first.stop()
-		q = first.alone(t) // Open without Cluster
-		require.EqualValues(t, 1, queuetest.CountsOf(t, q, "a").Ready)
-		require.NoError(t, q.Close())
-		c.nodes = nil
-		c.close()
 	})
 }
 
@@ -304,10 +153,8 @@ func TestOperateCertificates(t *testing.T) {
 	require.Error(t, err, "its certificate is of the authority that was replaced")
 	fourth, err := open("fourth", next.Config(t, next, "fourth"))
 	require.NoError(t, err)
-	_, err = fourth.Produce(ctx, codeq.Task{Queue: "a"})
-	require.NoError(t, err)
-	_, err = qs[1].Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}})
-	require.NoError(t, err)
+	queuetest.Produce(t, fourth, codeq.Task{Queue: "a"})
+	queuetest.Claim(t, qs[1], "a")
 	require.NoError(t, fourth.RemoveNode(ctx, "fourth"))
 	require.NoError(t, fourth.Close())
 }

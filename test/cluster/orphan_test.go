@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"runtime"
 	"slices"
 	"strings"
@@ -25,16 +26,16 @@ import (
 
 // orphanStory has a handler that goes on after its task was canceled or given back.
 type orphanStory struct {
-	t       *testing.T
 	start   time.Time
 	release chan struct{} // closed: the handler may return
 
-	mu    sync.Mutex // guards calls
-	calls []string   // of handlers: the payload, and the time
+	mu      sync.Mutex    // guards the fields below
+	calls   []string      // of handlers: the payload, and the time
+	receipt codeq.Receipt // of the first call
 }
 
-func newOrphanStory(t *testing.T) *orphanStory {
-	return &orphanStory{t: t, start: time.Now(), release: make(chan struct{})}
+func newOrphanStory() *orphanStory {
+	return &orphanStory{start: time.Now(), release: make(chan struct{})}
 }
 
 // limited are ways to limit a queue to one task at a time.
@@ -54,19 +55,16 @@ func (s *orphanStory) run(q *codeq.Queue, opts codeq.RunOptions) (stop func() er
 		s.mu.Lock()
 		s.calls = append(s.calls, fmt.Sprintf("%s after %v", j.Args, time.Since(s.start)))
 		first := len(s.calls) == 1
+		if first {
+			s.receipt = j.Receipt
+		}
 		s.mu.Unlock()
 		if first {
 			<-s.release
 		}
 		return nil
 	})
-	ctx, cancel := context.WithCancel(s.t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- q.Run(ctx, &m, &opts) }()
-	return func() error {
-		cancel()
-		return <-ended
-	}
+	return queuetest.Run(q, &m, opts)
 }
 
 func (s *orphanStory) seen() []string {
@@ -86,34 +84,39 @@ func produceNamed(t *testing.T, q *codeq.Queue, like codeq.Task, names ...string
 	return ids
 }
 
-// TestCanceledHandlerKeepsItsPlace: a canceled task holds its place in limits and groups until its
-// handler has returned, or until its lease would have ended. Then the next task gets the place.
-func TestCanceledHandlerKeepsItsPlace(t *testing.T) {
+// TestHandlerKeepsItsPlace: a task is canceled, given back or ended, and its handler goes on. The
+// place of the task in limits and groups becomes free when the handler has returned, or when its
+// lease would have ended. A second use of the receipt does not free it, and neither does the report
+// of the handler as overdue. The queue shows the held place, also without tasks.
+func TestHandlerKeepsItsPlace(t *testing.T) {
 	ctx := context.Background()
-	cancels := map[string]func(*codeq.Queue, codeq.ID) error{
-		"cancel": func(q *codeq.Queue, id codeq.ID) error { return q.Cancel(ctx, id) },
-		"bulk": func(q *codeq.Queue, id codeq.ID) error {
+	ends := map[string]func(*codeq.Queue, codeq.Receipt) error{
+		"cancel": func(q *codeq.Queue, r codeq.Receipt) error { return q.Cancel(ctx, r.ID) },
+		"bulk": func(q *codeq.Queue, _ codeq.Receipt) error {
 			_, err := q.Bulk(ctx, codeq.BulkOptions{Action: codeq.BulkCancel, TaskFilter: codeq.TaskFilter{Queue: "a", States: []codeq.State{codeq.Leased}}})
 			return err
 		},
+		"retry":       func(q *codeq.Queue, r codeq.Receipt) error { return q.Retry(ctx, r, codeq.RetryOptions{After: -1}) },
+		"release":     func(q *codeq.Queue, r codeq.Receipt) error { return q.Release(ctx, r, 0) },
+		"dead letter": func(q *codeq.Queue, r codeq.Receipt) error { return q.DeadLetter(ctx, r, nil) },
+		"complete":    func(q *codeq.Queue, r codeq.Receipt) error { return q.Complete(ctx, r, nil) },
 	}
 	for name, limit := range limited {
-		for how, cancel := range cancels {
+		for how, end := range ends {
 			for _, returns := range []bool{true, false} {
 				t.Run(fmt.Sprintf("%s/%s/returns %v", name, how, returns), func(t *testing.T) {
 					queuetest.Bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
-						s := newOrphanStory(t)
-						require.NoError(t, q.Configure(ctx, "a", limit.set))
-						keyed := limit.task
-						keyed.Unique.Key = "key"
-						first := produceNamed(t, q, keyed, "first")[0]
+						s := newOrphanStory()
+						queuetest.Configure(t, q, "a", limit.set)
+						task := limit.task
+						task.Timeout = 7 * time.Second
+						produceNamed(t, q, task, "first")
 						stop := s.run(q, codeq.RunOptions{Concurrency: 4, Grace: time.Hour})
-						synctest.Wait()
-						produceNamed(t, q, limit.task, "second", "third")
 						time.Sleep(5 * time.Second)
-						require.NoError(t, cancel(q, first))
-						again := produceNamed(t, q, keyed, "again")[0]
-						require.NotEqual(t, first, again, "the key is free")
+						require.NoError(t, end(q, s.receipt))
+						require.ErrorIs(t, q.Retry(ctx, s.receipt, codeq.RetryOptions{}), codeq.ErrLeaseLost)
+						requireHeld(t, q, "a", 1)
+						produceNamed(t, q, limit.task, "second", "third")
 						time.Sleep(5*time.Second - time.Millisecond)
 						require.Equal(t, []string{"first after 0s"}, s.seen())
 						require.Equal(t, []int{1}, orphansOf(t, q, "a"))
@@ -123,15 +126,17 @@ func TestCanceledHandlerKeepsItsPlace(t *testing.T) {
 							time.Sleep(time.Millisecond)
 							close(s.release)
 						} else {
-							begins = "30s" // the lease of 30 s was not renewed before the cancel
+							begins = "30s" // the lease of 30 s was not renewed before the end
 							time.Sleep(20 * time.Second)
 							require.Equal(t, []string{"first after 0s"}, s.seen())
 							time.Sleep(time.Millisecond)
 							defer close(s.release)
 						}
-						require.ElementsMatch(t, []string{
-							"first after 0s", "second after " + begins, "third after " + begins, "again after " + begins,
-						}, s.seen())
+						want := []string{"first after 0s", "second after " + begins, "third after " + begins}
+						if how == "retry" || how == "release" {
+							want = append(want, "first after "+begins)
+						}
+						require.ElementsMatch(t, want, s.seen())
 						require.Empty(t, orphansOf(t, q, "a"))
 						requireHeld(t, q, "a", 0)
 						if returns {
@@ -180,110 +185,48 @@ func orphansOf(t *testing.T, q *codeq.Queue, queue string) (n []int) {
 // the next tasks of its limits and its group, begin in another Run when the handler has returned,
 // or when its lease would have ended.
 func TestHandlerOfTaskGivenBackKeepsItsPlace(t *testing.T) {
-	ctx := context.Background()
 	for name, limit := range limited {
-		for _, returns := range []bool{true, false} {
-			for _, reopened := range []bool{false, true} {
-				t.Run(fmt.Sprintf("%s/returns %v/reopened %v", name, returns, reopened), func(t *testing.T) {
-					synctest.Test(t, func(t *testing.T) {
-						opts := *inspect.With(&codeq.Options{Shards: 1}, inspect.Private{FS: crashfs.New()})
-						q := queuetest.OpenForRun(t, opts)
-						s := newOrphanStory(t)
-						require.NoError(t, q.Configure(ctx, "a", limit.set))
-						first := produceNamed(t, q, limit.task, "first")[0]
-						stop := s.run(q, codeq.RunOptions{Grace: -1})
-						synctest.Wait()
-						produceNamed(t, q, limit.task, "second")
-						time.Sleep(4 * time.Second)
-						require.ErrorIs(t, stop(), codeq.ErrHandlersRunning) // after a second
-						require.Equal(t, codeq.Ready, queuetest.InfoOf(t, q, first).State)
-						stop = s.run(q, codeq.RunOptions{})
-						time.Sleep(5*time.Second - time.Millisecond)
-						require.Equal(t, []string{"first after 0s"}, s.seen())
-						require.Equal(t, []int{1}, orphansOf(t, q, "a"))
-						begins := "10s"
-						switch {
-						case reopened:
-							require.NoError(t, stop())
-							require.NoError(t, q.Close())
-							q = queuetest.OpenForRun(t, opts)
-							stop = s.run(q, codeq.RunOptions{})
-							begins = "9.999s"
-							defer close(s.release)
-						case returns:
-							time.Sleep(time.Millisecond)
-							close(s.release)
-						default:
-							begins = "30s"
-							time.Sleep(20 * time.Second)
-							require.Equal(t, []string{"first after 0s"}, s.seen())
-							time.Sleep(time.Millisecond)
-							defer close(s.release)
-						}
-						require.Equal(t, []string{"first after 0s", "first after " + begins, "second after " + begins}, s.seen())
+		for _, end := range []string{"returns", "lease ends", "reopened"} {
+			t.Run(name+"/"+end, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					opts := *inspect.With(&codeq.Options{Shards: 1}, inspect.Private{FS: crashfs.New()})
+					q := queuetest.OpenForRun(t, opts)
+					s := newOrphanStory()
+					queuetest.Configure(t, q, "a", limit.set)
+					first := produceNamed(t, q, limit.task, "first")[0]
+					stop := s.run(q, codeq.RunOptions{Grace: -1})
+					synctest.Wait()
+					produceNamed(t, q, limit.task, "second")
+					time.Sleep(4 * time.Second)
+					require.ErrorIs(t, stop(), codeq.ErrHandlersRunning) // after a second
+					require.Equal(t, codeq.Ready, queuetest.InfoOf(t, q, first).State)
+					stop = s.run(q, codeq.RunOptions{})
+					time.Sleep(5*time.Second - time.Millisecond)
+					require.Equal(t, []string{"first after 0s"}, s.seen())
+					require.Equal(t, []int{1}, orphansOf(t, q, "a"))
+					begins := "10s"
+					switch end {
+					case "reopened":
 						require.NoError(t, stop())
-						require.Empty(t, orphansOf(t, q, "a"))
-						require.NoError(t, queuetest.CheckAll(q))
-					})
-				})
-			}
-		}
-	}
-}
-
-// TestHandlerThatGivesBackKeepsItsPlace: a handler gives back, completes or cancels its task. The
-// task's place in limits and groups becomes free when the handler has returned. A second use of the
-// receipt does not free it, and neither does the report of the handler as overdue. The queue shows
-// the held place, also without tasks.
-func TestHandlerThatGivesBackKeepsItsPlace(t *testing.T) {
-	ctx := context.Background()
-	ends := map[string]func(*codeq.Queue, codeq.Receipt) error{
-		"retry":       func(q *codeq.Queue, r codeq.Receipt) error { return q.Retry(ctx, r, codeq.RetryOptions{After: -1}) },
-		"release":     func(q *codeq.Queue, r codeq.Receipt) error { return q.Release(ctx, r, 0) },
-		"dead letter": func(q *codeq.Queue, r codeq.Receipt) error { return q.DeadLetter(ctx, r, nil) },
-		"cancel":      func(q *codeq.Queue, r codeq.Receipt) error { return q.Cancel(ctx, r.ID) },
-		"complete":    func(q *codeq.Queue, r codeq.Receipt) error { return q.Complete(ctx, r, nil) },
-	}
-	for name, limit := range limited {
-		for how, end := range ends {
-			t.Run(name+"/"+how, func(t *testing.T) {
-				queuetest.Bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
-					require.NoError(t, q.Configure(ctx, "a", limit.set))
-					task := limit.task
-					task.Timeout = 3 * time.Second
-					produceNamed(t, q, task, "first")
-					var m codeq.Mux
-					release := make(chan struct{})
-					var calls []string
-					codeq.Handle(&m, "a", func(_ context.Context, j *codeq.Job[[]byte]) error {
-						calls = append(calls, string(j.Args))
-						if len(calls) > 1 {
-							return nil
-						}
-						require.NoError(t, end(q, j.Receipt))
-						require.ErrorIs(t, q.Retry(ctx, j.Receipt, codeq.RetryOptions{}), codeq.ErrLeaseLost)
-						<-release
-						return nil
-					})
-					runCtx, stop := context.WithCancel(ctx)
-					ended := make(chan error, 1)
-					go func() { ended <- q.Run(runCtx, &m, &codeq.RunOptions{Concurrency: 4}) }()
-					synctest.Wait()
-					requireHeld(t, q, "a", 1)
-					if how == "cancel" || how == "dead letter" || how == "complete" {
-						require.NoError(t, q.WaitIdle(ctx, "b"))
+						require.NoError(t, q.Close())
+						q = queuetest.OpenForRun(t, opts)
+						stop = s.run(q, codeq.RunOptions{})
+						begins = "9.999s"
+						defer close(s.release)
+					case "returns":
+						time.Sleep(time.Millisecond)
+						close(s.release)
+					default:
+						begins = "30s"
+						time.Sleep(20 * time.Second)
+						require.Equal(t, []string{"first after 0s"}, s.seen())
+						time.Sleep(time.Millisecond)
+						defer close(s.release)
 					}
-					produceNamed(t, q, task, "second")
-					time.Sleep(10 * time.Second) // longer than the Timeout of the task
-					synctest.Wait()
-					require.Equal(t, []string{"first"}, calls)
-					requireHeld(t, q, "a", 1)
-					close(release)
-					synctest.Wait()
-					requireHeld(t, q, "a", 0)
-					require.Contains(t, calls, "second")
-					stop()
-					require.NoError(t, <-ended)
+					require.Equal(t, []string{"first after 0s", "first after " + begins, "second after " + begins}, s.seen())
+					require.NoError(t, stop())
+					require.Empty(t, orphansOf(t, q, "a"))
+					require.NoError(t, queuetest.CheckAll(q))
 				})
 			})
 		}
@@ -298,7 +241,7 @@ func TestClaimKeepsNoPlace(t *testing.T) {
 		for _, local := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/local %v", name, local), func(t *testing.T) {
 				queuetest.Bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
-					require.NoError(t, q.Configure(ctx, "a", limit.set))
+					queuetest.Configure(t, q, "a", limit.set)
 					ids := produceNamed(t, q, limit.task, "first", "second")
 					for range ids {
 						l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, Local: local})
@@ -317,48 +260,48 @@ func TestClaimKeepsNoPlace(t *testing.T) {
 func TestPlacesOfHandlersInCluster(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
-	for name, limit := range limited {
+	limits := slices.Sorted(maps.Keys(limited))
+	for i, end := range []string{"returns", "lease ends", "next leader"} {
 		for _, atLeader := range []bool{true, false} {
-			for _, end := range []string{"returns", "lease ends", "next leader"} {
-				t.Run(fmt.Sprintf("%s/at leader %v/%s", name, atLeader, end), func(t *testing.T) {
-					simCase(t, codeq.Options{Shards: 1}, func(t *testing.T, c *simCluster) {
-						leader, other := c.lead()
-						at := other
-						if atLeader {
-							at = leader
-						}
-						s := newOrphanStory(t)
-						require.NoError(t, simQueue(other).Configure(ctx, "a", limit.set))
-						ids := produceNamed(t, simQueue(other), limit.task, "first")
-						stop := s.run(simQueue(at), codeq.RunOptions{Concurrency: 4, Grace: -1})
-						for len(s.seen()) == 0 {
-							time.Sleep(100 * time.Millisecond)
-						}
-						produceNamed(t, simQueue(other), limit.task, "second")
-						time.Sleep(time.Second)
-						require.NoError(t, simQueue(other).Cancel(ctx, ids[0]))
-						time.Sleep(15 * time.Second)
-						require.Len(t, s.seen(), 1)
-						requireHeld(t, simQueue(other), "a", 1)
-						requireHeld(t, simQueue(leader), "a", 1)
-						switch end {
-						case "returns":
-							close(s.release)
-						case "lease ends":
-							time.Sleep(15 * time.Second) // no renewal since the cancel
-						case "next leader":
-							c.transfer(leader, 0, other)
-						}
-						time.Sleep(5 * time.Second) // a transfer may take a while
-						require.Len(t, s.seen(), 2)
-						if end != "returns" {
-							close(s.release)
-						}
-						require.NoError(t, simQueue(other).WaitIdle(ctx))
-						require.NoError(t, stop())
-					})
+			t.Run(fmt.Sprintf("%s/at leader %v", end, atLeader), func(t *testing.T) {
+				limit := limited[limits[i]]
+				simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+					leader, other := c.lead()
+					at := other
+					if atLeader {
+						at = leader
+					}
+					s := newOrphanStory()
+					queuetest.Configure(t, simQueue(other), "a", limit.set)
+					ids := produceNamed(t, simQueue(other), limit.task, "first")
+					stop := s.run(simQueue(at), codeq.RunOptions{Concurrency: 4, Grace: -1})
+					for len(s.seen()) == 0 {
+						time.Sleep(100 * time.Millisecond)
+					}
+					produceNamed(t, simQueue(other), limit.task, "second")
+					time.Sleep(time.Second)
+					require.NoError(t, simQueue(other).Cancel(ctx, ids[0]))
+					time.Sleep(15 * time.Second)
+					require.Len(t, s.seen(), 1)
+					requireHeld(t, simQueue(other), "a", 1)
+					requireHeld(t, simQueue(leader), "a", 1)
+					switch end {
+					case "returns":
+						close(s.release)
+					case "lease ends":
+						time.Sleep(15 * time.Second) // no renewal since the cancel
+					case "next leader":
+						c.transfer(leader, 0, other)
+					}
+					time.Sleep(5 * time.Second) // a transfer may take a while
+					require.Len(t, s.seen(), 2)
+					if end != "returns" {
+						close(s.release)
+					}
+					require.NoError(t, simQueue(other).WaitIdle(ctx))
+					require.NoError(t, stop())
 				})
-			}
+			})
 		}
 	}
 }
@@ -449,7 +392,7 @@ func TestHungHandlerCountsInCluster(t *testing.T) {
 			if atLeader {
 				at = leader
 			}
-			s := newOrphanStory(t)
+			s := newOrphanStory()
 			id := produceNamed(t, simQueue(other), codeq.Task{Queue: "a", Timeout: time.Second}, "first")[0]
 			stop := s.run(simQueue(at), codeq.RunOptions{Grace: -1})
 			for len(s.seen()) == 0 {
@@ -467,34 +410,6 @@ func TestHungHandlerCountsInCluster(t *testing.T) {
 	}
 }
 
-// TestOverdueHandlerReturns: a handler returns after its Timeout, and its result counts.
-func TestOverdueHandlerReturns(t *testing.T) {
-	for _, tc := range []struct {
-		err      error
-		state    codeq.State
-		attempts int
-	}{{nil, codeq.Done, 1}, {errors.New("boom"), codeq.Scheduled, 1}, {codeq.Snooze(time.Hour), codeq.Scheduled, 0}, {codeq.DeadLetter(nil), codeq.Dead, 1}} {
-		queuetest.Bubble(t, codeq.Options{Retention: codeq.Forever}, func(t *testing.T, q *codeq.Queue) {
-			id := queuetest.Produce(t, q, codeq.Task{Queue: "a", Timeout: 2 * time.Second})[0]
-			var m codeq.Mux
-			codeq.Handle(&m, "a", func(context.Context, *codeq.Job[[]byte]) error {
-				time.Sleep(time.Minute)
-				return tc.err
-			})
-			ctx, stop := context.WithCancel(context.Background())
-			ended := make(chan error, 1)
-			go func() { ended <- q.Run(ctx, &m, nil) }()
-			time.Sleep(time.Minute + time.Millisecond)
-			synctest.Wait()
-			info := queuetest.InfoOf(t, q, id)
-			require.Equal(t, tc.state, info.State)
-			require.Equal(t, tc.attempts, info.Attempts)
-			stop()
-			require.NoError(t, <-ended)
-		})
-	}
-}
-
 // TestDeleteQueueBesideHandler: a queue without tasks is deleted while the handler of a canceled
 // task goes on. When the queue is used again, its limits hold. After the handler has returned,
 // nothing of it is left.
@@ -502,7 +417,7 @@ func TestDeleteQueueBesideHandler(t *testing.T) {
 	for name, limit := range limited {
 		t.Run(name, func(t *testing.T) {
 			queuetest.Bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
-				ctx, s := t.Context(), newOrphanStory(t)
+				ctx, s := t.Context(), newOrphanStory()
 				queuetest.Configure(t, q, "a", limit.set)
 				stop := s.run(q, codeq.RunOptions{Concurrency: 3})
 				first := produceNamed(t, q, limit.task, "first")[0]
@@ -532,9 +447,9 @@ func TestDeleteQueueBesideHandler(t *testing.T) {
 }
 
 // TestWhileHandlerHangs: a handler goes on after its Timeout, and meanwhile something happens to
-// its task, its queue, its lease or its Run. The attempt counts once, OnError and the log get the
-// Timeout once, and Workers shows the handler and the begin of its overtime until the handler
-// returns.
+// its task, its queue, its lease or its Run. Its result counts. The attempt counts once, unless the
+// handler snoozes; OnError and the log get the Timeout once, and Workers shows the handler and the
+// begin of its overtime until the handler returns.
 func TestWhileHandlerHangs(t *testing.T) {
 	ctx := context.Background()
 	nothing := func(*codeq.Queue, codeq.Receipt) error { return nil }
@@ -554,6 +469,8 @@ func TestWhileHandlerHangs(t *testing.T) {
 		"fails":     {nothing, false, func() error { return errors.New("boom") }, codeq.Scheduled, 2},
 		"panics":    {nothing, false, func() error { panic("boom") }, codeq.Scheduled, 2},
 		"exits":     {nothing, false, func() error { runtime.Goexit(); return nil }, codeq.Scheduled, 2},
+		"snoozes":   {nothing, false, func() error { return codeq.Snooze(time.Hour) }, codeq.Scheduled, 1},
+		"gives up":  {nothing, false, func() error { return codeq.DeadLetter(nil) }, codeq.Dead, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var said atomic.Int64
@@ -610,7 +527,7 @@ func TestWhileHandlerHangs(t *testing.T) {
 				require.EqualValues(t, 1, said.Load())
 				info := queuetest.InfoOf(t, q, id)
 				require.Equal(t, tc.state, info.State)
-				require.Equal(t, 1, info.Attempts)
+				require.Equal(t, name != "snoozes", info.Attempts == 1)
 				if !tc.stops {
 					ws, err = q.Workers(ctx)
 					require.NoError(t, err)

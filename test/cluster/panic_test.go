@@ -208,9 +208,7 @@ func TestPanicAfterCrash(t *testing.T) {
 				c := newSimCluster(t, 1, 3, codeq.Options{Shards: 3})
 				c.spread()
 				leader, worker := c.lead()
-				for range 24 {
-					queuetest.Produce(t, simQueue(leader), codeq.Task{Queue: "a"})
-				}
+				leader.produce(t, 24)
 				begun := make(chan struct{}, 24)
 				var stuck, m codeq.Mux
 				codeq.Handle(&stuck, "a", func(ctx context.Context, _ *codeq.Job[[]byte]) error {
@@ -218,21 +216,18 @@ func TestPanicAfterCrash(t *testing.T) {
 					<-ctx.Done()
 					return ctx.Err()
 				})
-				run := &codeq.RunOptions{LeaseFor: 2 * time.Second, Concurrency: 24}
-				go func() { _ = simQueue(worker).Run(t.Context(), &stuck, run) }()
+				run := codeq.RunOptions{LeaseFor: 2 * time.Second, Concurrency: 24}
+				queuetest.Run(simQueue(worker), &stuck, run)
 				for range cap(begun) {
 					<-begun
 				}
 				p.Armed.Store(true)
 				worker.crash(0)
 				codeq.Handle(&m, "a", func(context.Context, *codeq.Job[[]byte]) error { return nil })
-				ctx, end := context.WithCancel(t.Context())
-				ended := make(chan error, 1)
-				go func() { ended <- simQueue(leader).Run(ctx, &m, run) }()
+				stop := queuetest.Run(simQueue(leader), &m, run)
 				require.NoError(t, simQueue(leader).WaitIdle(t.Context(), "a"))
 				require.Empty(t, p.Left())
-				end()
-				require.NoError(t, <-ended)
+				require.NoError(t, stop())
 				worker.start()
 				c.close()
 			})

@@ -1,48 +1,36 @@
 package cluster_test
 
 import (
+	"slices"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"codeq"
-	"codeq/internal/inspect"
 	"codeq/test/queuetest"
 )
 
 // TestClusterProcessInfo: only the leader of a shard counts it, also after a change of the leader.
 func TestClusterProcessInfo(t *testing.T) {
-	t.Parallel()
-	ctx := t.Context()
-	qs := threeNodes(t, codeq.Options{Shards: 3}, nil)
-	for _, q := range qs {
-		require.NoError(t, q.WaitReady(ctx))
-	}
-	for range 10 {
-		queuetest.Produce(t, qs[0], codeq.Task{Queue: "a"})
-	}
-	require.Eventually(t, func() bool { return qs[1].TransferLeadership(ctx, 0, "n2") == nil }, 20*time.Second, time.Millisecond)
-	for _, q := range qs {
-		require.NoError(t, q.WaitReady(ctx))
-	}
-	require.Eventually(t, func() bool {
-		ready, leaders := uint64(0), make([]int, 3)
-		for i, q := range qs {
-			p, err := q.ProcessInfo(ctx)
+	drainCase(t, func(t *testing.T, c *simCluster) {
+		for shard := range 3 {
+			queuetest.Produce(t, simQueue(c.nodes[0]), codeq.Task{Queue: "a", LimitKey: queuetest.KeyOf("a", shard, 3)})
+		}
+		require.NoError(t, simQueue(c.nodes[1]).TransferLeadership(t.Context(), 0, "n2"))
+		c.awaitReady()
+		for i, leads := range [][]int{{}, {1}, {0, 2}} {
+			p, err := simQueue(c.nodes[i]).ProcessInfo(t.Context())
 			require.NoError(t, err)
-			require.Equal(t, inspect.Of(qs[i]).Node().Self().Node, p.Node)
+			require.Equal(t, c.nodes[i].name, p.Node)
 			for shard, s := range p.Shards {
+				require.Equal(t, slices.Contains(leads, shard), s.Leads)
 				if !s.Leads {
 					require.Empty(t, s.Queues)
 					continue
 				}
-				leaders[shard]++
-				for _, of := range s.Queues {
-					ready += of.Counts.Ready
-				}
+				require.Len(t, s.Queues, 1)
+				require.EqualValues(t, 1, s.Queues[0].Counts.Ready)
 			}
 		}
-		return ready == 10 && leaders[0] == 1 && leaders[1] == 1 && leaders[2] == 1 && inspect.Of(qs[2]).Leads(0)
-	}, 20*time.Second, time.Millisecond)
+	})
 }

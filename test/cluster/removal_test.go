@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -23,12 +22,7 @@ func TestRemovalBesideDeadNode(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()
 		leader, live := c.lead()
-		var dead *simNode
-		for _, n := range c.members() {
-			if n != leader && n != live {
-				dead = n
-			}
-		}
+		dead := c.third(leader, live)
 		leader.produce(t, 10)
 		dead.crash(100)
 		for _, by := range []*simNode{leader, live} {
@@ -45,8 +39,7 @@ func TestRemovalBesideDeadNode(t *testing.T) {
 
 		// With another node in its place, the others no longer need it.
 		joined := c.node(true)
-		host := c.net.Listen(joined.name)
-		host.Close()
+		c.net.Listen(joined.name).Close()
 		joining := make(chan error, 1)
 		go func() {
 			joining <- simQueue(leader).ReplaceNode(ctx, live.name, codeq.Peer{Node: joined.name, Address: joined.name})
@@ -58,9 +51,7 @@ func TestRemovalBesideDeadNode(t *testing.T) {
 		require.Equal(t, 30, leader.count(t))
 		require.NoError(t, simQueue(leader).RemoveNode(ctx, dead.name))
 
-		st, err := simQueue(joined).ClusterStatus(ctx)
-		require.NoError(t, err)
-		require.Len(t, st.Shards[0].Replicas, 2)
+		require.Len(t, statusOf(t, joined).Shards[0].Replicas, 2)
 		live.stop()
 		c.mu.Lock()
 		c.nodes = []*simNode{leader, joined}
@@ -68,43 +59,19 @@ func TestRemovalBesideDeadNode(t *testing.T) {
 	})
 }
 
-// TestLeaveBesideDeadNode: a node is closed with LeaveOnClose. If the others need it for a
-// majority, it stays a member, and Close returns that.
-func TestLeaveBesideDeadNode(t *testing.T) {
-	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
-		leader, leaves := c.lead()
-		leader.produce(t, 10)
-		leaves.stop()
-		leaves.leaves = true
-		leaves.start()
-		for _, n := range c.members() {
-			if n != leader && n != leaves {
-				n.crash(100)
-			}
-		}
-		require.ErrorIs(t, leaves.close(), codeq.ErrNoMajority)
-		leaves.leaves = false
-		leaves.start()
-		require.Equal(t, 10, leaves.count(t))
-	})
-}
-
 // TestRemovalLooksAtAllShards: a node that one shard needs for its majority stays a member of all
 // shards: all shards are asked before any change.
 func TestRemovalLooksAtAllShards(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simNodes(t, 0, codeq.Options{Shards: 3}, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()
-		c := newSimCluster(t, 1, 0, codeq.Options{Shards: 3})
-		c.peers = []codeq.Peer{{Node: "n0", Address: "n0"}, {Node: "n1", Address: "n1"}, {Node: "n2", Address: "n2"}}
-		for i := range c.peers {
-			n := c.node(false)
-			n.leaves = i == 1
+		c.found(3)
+		by, needed, broken := c.nodes[0], c.nodes[1], c.nodes[2]
+		needed.leaves = true
+		for _, n := range c.nodes {
 			n.start()
-			c.nodes = append(c.nodes, n)
 		}
 		c.spread()
-		by, needed, broken := c.nodes[0], c.nodes[1], c.nodes[2]
 		c.nodes[0].produce(t, 10)
 		for shard := range 3 {
 			require.NoError(t, simQueue(by).TransferLeadership(ctx, shard, needed.name))
@@ -135,9 +102,6 @@ func TestRemovalLooksAtAllShards(t *testing.T) {
 		needed.start()
 		require.ErrorIs(t, broken.close(), codeq.ErrFailed)
 		broken.start()
-		c.rest()
-		require.NoError(t, c.check())
-		c.close()
 	})
 }
 
@@ -150,15 +114,10 @@ func TestReplaceAtItsAddress(t *testing.T) {
 		leader.produce(t, 10)
 		c.drop(old)
 		n := newSimNode(c, old.name, false)
-		o, _ := c.options(n)
-		o.Cluster.Node = "n9"
-		q, err := codeq.Open("queue", o)
-		require.NoError(t, err)
+		require.NoError(t, c.openWith(n, func(o *codeq.Options) { o.Cluster.Node = "n9" }))
 		require.NoError(t, simQueue(leader).ReplaceNode(context.Background(), old.name, codeq.Peer{Node: "n9", Address: old.name}))
-		st, err := q.ClusterStatus(context.Background())
-		require.NoError(t, err)
 		addresses := make(map[string]string)
-		for _, r := range st.Shards[0].Replicas {
+		for _, r := range statusOf(t, n).Shards[0].Replicas {
 			require.True(t, r.Voter, r.Node)
 			require.Empty(t, r.LastError, r.Node)
 			addresses[r.Node] = r.Address
@@ -168,7 +127,6 @@ func TestReplaceAtItsAddress(t *testing.T) {
 			want[m.name] = m.name
 		}
 		require.Equal(t, want, addresses)
-		n.q = q
 		c.nodes = append(c.nodes, n)
 		n.produce(t, 10)
 		require.Equal(t, 20, leader.count(t))
@@ -189,12 +147,7 @@ func TestReplacementsAtOnce(t *testing.T) {
 			by[2].produce(t, 10)
 			outcomes := make([]chan error, 2)
 			for i, old := range olds {
-				n := c.node(false)
-				o, _ := c.options(n)
-				o.Cluster.Peers = c.peers
-				q, err := codeq.Open("queue", o)
-				require.NoError(t, err)
-				n.q = q
+				n := c.blank()
 				c.nodes = append(c.nodes, n)
 				outcomes[i] = make(chan error, 1)
 				go func() {

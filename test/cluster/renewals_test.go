@@ -1,6 +1,7 @@
 package cluster_test
 
 import (
+	"codeq/test/queuetest"
 	"context"
 	"errors"
 	"slices"
@@ -21,8 +22,7 @@ func TestRenewalsPassOtherCalls(t *testing.T) {
 		time.Sleep(2 * time.Minute)
 		leader, other := c.lead()
 		q := simQueue(other)
-		_, err := q.Produce(ctx, codeq.Task{Queue: "a"})
-		require.NoError(t, err)
+		queuetest.Produce(t, q, codeq.Task{Queue: "a"})
 		l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, LeaseFor: 5 * time.Second})
 		require.NoError(t, err)
 		c.net.SetBandwidth(other.name, leader.name, slowLink)

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -47,17 +46,12 @@ func (c *simCluster) configureLate(queue string, value []byte) {
 // caller brings its settings back. It can be used again at once.
 func TestDeleteQueueInCluster(t *testing.T) {
 	t.Parallel()
-	simCaseOf(t, codeq.Options{Shards: 2}, 0, func(t *testing.T, c *simCluster) {
+	simCase(t, codeq.Options{Shards: 2}, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()
 		leader, other := c.lead()
-		down := other
-		for _, n := range c.members() {
-			if n != leader && n != other {
-				down = n
-			}
-		}
+		down := c.third(leader, other)
 		set := codeq.Settings{Concurrency: 2, Rate: 100, DeadRetention: time.Hour}
-		require.NoError(t, simQueue(down).Configure(ctx, "a", func(s *codeq.Settings) { *s = set }))
+		queuetest.Configure(t, simQueue(down), "a", func(s *codeq.Settings) { *s = set })
 		refused := func(want codeq.NotEmptyError) {
 			t.Helper()
 			want.Queue = "a"
@@ -82,8 +76,7 @@ func TestDeleteQueueInCluster(t *testing.T) {
 			}
 		}
 
-		id, err := simQueue(down).Produce(ctx, codeq.Task{Queue: "a", Unique: codeq.Unique{Key: "k", For: time.Hour}})
-		require.NoError(t, err)
+		id := queuetest.Produce(t, simQueue(down), codeq.Task{Queue: "a", Unique: codeq.Unique{Key: "k", For: time.Hour}})[0]
 		require.NoError(t, simQueue(other).SetSchedule(ctx, codeq.Schedule{Name: "s", Cron: "@yearly", Task: codeq.Task{Queue: "a"}}))
 		refused(codeq.NotEmptyError{Counts: codeq.Counts{Ready: 1}, Keys: 1, Schedules: 1})
 		require.NoError(t, simQueue(leader).Cancel(ctx, id))
@@ -104,7 +97,7 @@ func TestDeleteQueueInCluster(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 		deletes(other)
-		require.NoError(t, simQueue(down).Configure(ctx, "a", func(s *codeq.Settings) { *s = set }))
+		queuetest.Configure(t, simQueue(down), "a", func(s *codeq.Settings) { *s = set })
 
 		old := c.settingsOf("a")
 		down.crash(0)
@@ -136,15 +129,13 @@ func TestDeleteQueueInCluster(t *testing.T) {
 		late(other)
 
 		for range 3 {
-			require.NoError(t, simQueue(other).Configure(ctx, "a", func(s *codeq.Settings) { *s = set }))
-			id, err := simQueue(down).Produce(ctx, codeq.Task{Queue: "a"})
-			require.NoError(t, err)
+			queuetest.Configure(t, simQueue(other), "a", func(s *codeq.Settings) { *s = set })
+			id := queuetest.Produce(t, simQueue(down), codeq.Task{Queue: "a"})[0]
 			refused(codeq.NotEmptyError{Counts: codeq.Counts{Ready: 1}})
-			l, err := simQueue(other).Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}})
-			require.NoError(t, err)
+			l := queuetest.Claim(t, simQueue(other), "a")
 			require.Equal(t, id, l.ID)
 			refused(codeq.NotEmptyError{Counts: codeq.Counts{Leased: 1}})
-			require.NoError(t, simQueue(down).Complete(ctx, l.Receipt, nil))
+			queuetest.Complete(t, simQueue(down), l)
 			deletes(other)
 			infos, err := simQueue(down).Info(ctx)
 			require.NoError(t, err)
@@ -157,12 +148,10 @@ func TestDeleteQueueInCluster(t *testing.T) {
 // a deleted queue. The next settings are newer.
 func TestDeletedQueueAfterRecovery(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simCase(t, codeq.Options{Shards: 2}, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()
-		c := newSimCluster(t, 1, 3, codeq.Options{Shards: 2})
-		c.awaitLeaders()
 		n := c.members()[2]
-		require.NoError(t, simQueue(n).Configure(ctx, "a", func(s *codeq.Settings) { s.Paused = true }))
+		queuetest.Configure(t, simQueue(n), "a", func(s *codeq.Settings) { s.Paused = true })
 		old := c.settingsOf("a")
 		require.NoError(t, simQueue(n).DeleteQueue(ctx, "a"))
 		c.rest()
@@ -178,8 +167,7 @@ func TestDeletedQueueAfterRecovery(t *testing.T) {
 			queuetest.RequireInShards(t, q, "a", 0, codeq.Settings{})
 			c.configureLate("a", old)
 		}
-		require.NoError(t, q.Configure(ctx, "a", func(s *codeq.Settings) { s.Burst = 1 }))
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.Burst = 1 })
 		queuetest.RequireInShards(t, q, "a", 3, codeq.Settings{Burst: 1})
-		c.close()
 	})
 }

@@ -1,11 +1,13 @@
 package cluster_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -23,24 +25,32 @@ import (
 	"codeq/internal/raftlog"
 	"codeq/internal/store"
 	"codeq/internal/testbase"
+	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
 
 // Each test here checks one guarantee of a cluster; TestSimulation combines them.
 
-// simCase runs a story on three nodes and one shard, and checks at its end that all replicas are
-// equal. The race detector checks the same goroutines in TestSimulation.
+// simCase runs a story on three nodes, and checks at its end that all replicas are equal. The
+// default is one shard. The race detector checks the same goroutines in TestSimulation.
 func simCase(t *testing.T, opts codeq.Options, story func(t *testing.T, c *simCluster)) {
-	opts.Shards = 1
-	simCaseOf(t, opts, 0, story)
+	simNodes(t, 3, opts, story)
 }
 
-// simCaseOf is simCase with any number of shards; newest is the newest format of the builds.
-func simCaseOf(t *testing.T, opts codeq.Options, newest int, story func(t *testing.T, c *simCluster)) {
+// simNodes is simCase for any number of nodes; 0: the story begins the cluster.
+func simNodes(t *testing.T, nodes int, opts codeq.Options, story func(t *testing.T, c *simCluster)) {
+	simCaseOf(t, 1, nodes, opts, 0, story)
+}
+
+// simCaseOf is simNodes for any seed; newest is the newest format of the builds.
+func simCaseOf(t *testing.T, seed uint64, nodes int, opts codeq.Options, newest int, story func(t *testing.T, c *simCluster)) {
 	testbase.SkipUnderRace(t)
+	opts.Shards = cmp.Or(opts.Shards, 1)
 	synctest.Test(t, func(t *testing.T) {
-		c := newSimClusterOf(t, 1, 3, opts, newest)
-		c.awaitLeaders()
+		c := newSimClusterOf(t, seed, nodes, opts, newest)
+		if nodes > 0 {
+			c.awaitLeaders()
+		}
 		story(t, c)
 		c.mend(true)
 		c.rest()
@@ -61,47 +71,39 @@ func (c *simCluster) lead() (leader, other *simNode) {
 	return leader, other
 }
 
+// third returns a member that is none of two others.
+func (c *simCluster) third(a, b *simNode) *simNode {
+	members := c.members()
+	return members[slices.IndexFunc(members, func(n *simNode) bool { return n != a && n != b })]
+}
+
 func simQueue(n *simNode) *codeq.Queue {
 	q, _ := n.queue()
 	return q
 }
 
-// newLeader waits until another node than old leads.
-func (c *simCluster) newLeader(old *simNode) *simNode {
-	for end := time.Now().Add(simPatience); ; time.Sleep(10 * time.Millisecond) {
-		for _, n := range c.members() {
-			if q := simQueue(n); n != old && q != nil && inspect.Of(q).Leads(0) {
-				return n
-			}
-		}
-		if time.Now().After(end) {
-			c.hangs("the election of another leader")
-		}
-	}
+// statusOf returns the status of the cluster, as a node knows it.
+func statusOf(t *testing.T, n *simNode) *codeq.ClusterStatus {
+	t.Helper()
+	st, err := simQueue(n).ClusterStatus(context.Background())
+	require.NoError(t, err)
+	return st
 }
 
-// TestProduceOutlivesItsLeader: a leader acknowledges a task and loses power at once. The next
-// leader has the task.
-func TestProduceOutlivesItsLeader(t *testing.T) {
-	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
-		ctx := context.Background()
-		old, other := c.lead()
-		produced := make(map[codeq.ID]bool)
-		for i := range 50 {
-			id, err := simQueue([]*simNode{old, other}[i%2]).Produce(ctx, codeq.Task{Queue: "a"})
-			require.NoError(t, err)
-			produced[id] = true
+// newLeader waits until another node than old leads.
+func (c *simCluster) newLeader(old *simNode) (leader *simNode) {
+	c.until("the election of another leader", func() bool {
+		members := c.members()
+		at := slices.IndexFunc(members, func(n *simNode) bool {
+			q := simQueue(n)
+			return n != old && q != nil && inspect.Of(q).Leads(0)
+		})
+		if at >= 0 {
+			leader = members[at]
 		}
-		old.crash(0)
-		c.newLeader(old)
-		for range 50 {
-			l, err := simQueue(other).Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true})
-			require.NoError(t, err)
-			require.True(t, produced[l.ID])
-			delete(produced, l.ID)
-		}
-		require.Empty(t, produced)
+		return at >= 0
 	})
+	return leader
 }
 
 // TestProduceIsTriedAgain: the answer to a produce is lost because the connection to the leader
@@ -117,11 +119,7 @@ func TestProduceIsTriedAgain(t *testing.T) {
 					leader, other := c.lead()
 					_, err := simQueue(other).Produce(ctx, codeq.Task{Queue: "b"}) // there is a connection
 					require.NoError(t, err)
-					done := make(chan error)
-					go func() {
-						_, err := simQueue(other).Produce(ctx, codeq.Task{Queue: "a"})
-						done <- err
-					}()
+					done := queuetest.Producing(simQueue(other), codeq.Task{Queue: "a"})
 					time.Sleep(time.Duration(i) * time.Millisecond)
 					if lost == "leader" {
 						leader.crash(0)
@@ -135,9 +133,7 @@ func TestProduceIsTriedAgain(t *testing.T) {
 					}
 				}
 				_, other := c.lead()
-				stats, err := simQueue(other).Stats(ctx)
-				require.NoError(t, err)
-				require.EqualValues(t, 20, stats["a"].Ready)
+				require.EqualValues(t, 20, queuetest.CountsOf(t, simQueue(other), "a").Ready)
 			})
 		})
 	}
@@ -152,10 +148,7 @@ func TestLeaseOutlivesItsLeader(t *testing.T) {
 			simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 				ctx := context.Background()
 				old, other := c.lead()
-				for range 2 {
-					_, err := simQueue(old).Produce(ctx, codeq.Task{Queue: "a"})
-					require.NoError(t, err)
-				}
+				old.produce(t, 2)
 				begin := time.Now()
 				request := codeq.ClaimRequest{Queues: []string{"a"}, LeaseFor: 10 * time.Second, NoWait: true}
 				kept, err := simQueue(other).Claim(ctx, request)
@@ -185,54 +178,27 @@ func TestLeaseOutlivesItsLeader(t *testing.T) {
 		simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 			ctx := context.Background()
 			old, other := c.lead()
-			_, err := simQueue(old).Produce(ctx, codeq.Task{Queue: "a"})
-			require.NoError(t, err)
+			queuetest.Produce(t, simQueue(old), codeq.Task{Queue: "a"})
 			l, err := simQueue(old).Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, LeaseFor: 10 * time.Second})
 			require.NoError(t, err)
 			old.crash(0)
 			time.Sleep(8 * time.Second)
 			other.machine.Wall.Set(time.Hour)
-			require.NoError(t, simQueue(other).Complete(ctx, l.Receipt, nil))
+			queuetest.Complete(t, simQueue(other), l)
 			require.ErrorIs(t, simQueue(other).Complete(ctx, l.Receipt, nil), codeq.ErrLeaseLost)
 		})
 	})
 }
 
-// TestAttemptsOutliveTheirLeaders: each attempt of a task crashes the leader. The task is
-// dead-lettered in the end.
-func TestAttemptsOutliveTheirLeaders(t *testing.T) {
-	simCase(t, codeq.Options{MaxAttempts: 4}, func(t *testing.T, c *simCluster) {
-		ctx := context.Background()
-		old, _ := c.lead()
-		id, err := simQueue(old).Produce(ctx, codeq.Task{Queue: "a"})
-		require.NoError(t, err)
-		for attempt := 1; attempt <= 4; attempt++ {
-			l, err := simQueue(old).Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Second})
-			require.NoError(t, err)
-			require.Equal(t, attempt, l.Attempt)
-			old.crash(0)
-			next := c.newLeader(old)
-			old.start()
-			old = next
-		}
-		time.Sleep(5 * time.Second)
-		info, err := simQueue(old).Get(ctx, id)
-		require.NoError(t, err)
-		require.Equal(t, codeq.Dead, info.State)
-		require.Equal(t, 4, info.Attempts)
-	})
-}
-
 // TestTimersOfADeposedLeaderDoNothing: a leader that is cut off sees leases expire. Its decisions
-// about them have no effect: its successor keeps the lease alive.
+// about them have no effect: its successor keeps the lease alive. The old leader acknowledges no
+// call and grants no lease.
 func TestTimersOfADeposedLeaderDoNothing(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()
 		old, other := c.lead()
-		for range 10 {
-			_, err := simQueue(old).Produce(ctx, codeq.Task{Queue: "a"})
-			require.NoError(t, err)
-		}
+		queuetest.Produce(t, simQueue(old), slices.Repeat([]codeq.Task{{Queue: "a"}}, 10)...)
+		queuetest.Produce(t, simQueue(old), codeq.Task{Queue: "b"})
 		var held []*codeq.Lease
 		for range 10 {
 			l, err := simQueue(other).Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, LeaseFor: 400 * time.Millisecond})
@@ -241,43 +207,34 @@ func TestTimersOfADeposedLeaderDoNothing(t *testing.T) {
 		}
 		// The other nodes notice only after the leases have expired on the old leader.
 		c.net.Isolate(old.name, c.names())
+		cut, cancel := context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		answers := make(chan error, 3)
+		for _, call := range []func() error{
+			func() error {
+				_, err := simQueue(old).Claim(cut, codeq.ClaimRequest{Queues: []string{"b"}})
+				return err
+			},
+			func() error { _, err := simQueue(old).Produce(cut, codeq.Task{Queue: "a"}); return err },
+			func() error { _, err := simQueue(old).Stats(cut); return err }, // what it has read may be old
+		} {
+			go func() { answers <- call() }()
+		}
 		next := c.newLeader(old)
 		for _, l := range held {
 			require.NoError(t, simQueue(next).Extend(ctx, l.Receipt, time.Minute), "leases last for a moment under the next leader")
 		}
+		for range cap(answers) {
+			require.Error(t, <-answers)
+		}
+		require.Equal(t, 1, queuetest.ClaimNow(t, simQueue(next), "b").Attempt)
 		time.Sleep(10 * time.Second)
 		c.net.Heal(false)
 		time.Sleep(10 * time.Second)
 		for _, l := range held {
-			require.NoError(t, simQueue(old).Complete(ctx, l.Receipt, nil))
+			queuetest.Complete(t, simQueue(old), l)
 		}
-		stats, err := simQueue(old).Stats(ctx)
-		require.NoError(t, err)
-		require.Zero(t, stats["a"])
-	})
-}
-
-// TestDeposedLeaderServesNobody: a leader that is cut off, and does not know yet that it has a
-// successor, acknowledges no call and grants no lease.
-func TestDeposedLeaderServesNobody(t *testing.T) {
-	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
-		old, other := c.lead()
-		_, err := simQueue(old).Produce(context.Background(), codeq.Task{Queue: "a"})
-		require.NoError(t, err)
-		c.net.Isolate(old.name, c.names())
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		defer cancel()
-		_, err = simQueue(old).Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}})
-		require.Error(t, err)
-		_, err = simQueue(old).Produce(ctx, codeq.Task{Queue: "a"})
-		require.Error(t, err)
-		_, err = simQueue(old).Stats(ctx)
-		require.Error(t, err, "what it has read may be old")
-		l, err := simQueue(other).Claim(context.Background(), codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true})
-		require.NoError(t, err)
-		require.Equal(t, 1, l.Attempt)
-		c.net.Heal(false)
-		require.NoError(t, simQueue(old).Complete(context.Background(), l.Receipt, nil))
+		require.Zero(t, queuetest.CountsOf(t, simQueue(old), "a"))
 	})
 }
 
@@ -293,12 +250,11 @@ func TestLateAnswerOfAClaim(t *testing.T) {
 		go func() { _, _ = simQueue(other).Claim(first, req) }()
 		time.Sleep(time.Second)
 		c.net.Isolate(other.name, c.names())
-		_, err := simQueue(leader).Produce(ctx, codeq.Task{Queue: "a"})
-		require.NoError(t, err)
+		queuetest.Produce(t, simQueue(leader), codeq.Task{Queue: "a"})
 		l, err := simQueue(leader).Claim(ctx, req)
 		require.NoError(t, err)
 		require.Equal(t, 2, l.Attempt, "the first one is on its way")
-		require.NoError(t, simQueue(leader).Complete(ctx, l.Receipt, nil))
+		queuetest.Complete(t, simQueue(leader), l)
 
 		late, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
@@ -318,19 +274,15 @@ func TestLateAnswerOfAClaim(t *testing.T) {
 func TestNewLeaderHasAppliedEverything(t *testing.T) {
 	t.Parallel()
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
-		ctx := context.Background()
 		for range 30 {
 			leader, _ := c.lead()
-			id, err := simQueue(leader).Produce(ctx, codeq.Task{Queue: "a"})
-			require.NoError(t, err)
-			l, err := simQueue(leader).Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true})
-			require.NoError(t, err)
+			id := queuetest.Produce(t, simQueue(leader), codeq.Task{Queue: "a"})[0]
+			l := queuetest.ClaimNow(t, simQueue(leader), "a")
 			require.Equal(t, id, l.ID)
 			leader.crash(0)
 			next := c.newLeader(leader)
-			_, err = simQueue(next).Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true})
-			require.ErrorIs(t, err, codeq.ErrEmpty)
-			require.NoError(t, simQueue(next).Complete(ctx, l.Receipt, nil))
+			require.Nil(t, queuetest.ClaimNow(t, simQueue(next), "a"))
+			queuetest.Complete(t, simQueue(next), l)
 			leader.start()
 		}
 	})
@@ -345,8 +297,7 @@ func TestLogIsDeterministic(t *testing.T) {
 		leader, other := c.lead()
 		q := simQueue(leader)
 		for i := range 40 {
-			_, err := q.Produce(ctx, codeq.Task{Queue: "a", Payload: []byte{byte(i)}, Retention: time.Hour, RunAt: time.Now().Add(time.Duration(i%3) * time.Second)})
-			require.NoError(t, err)
+			queuetest.Produce(t, q, codeq.Task{Queue: "a", Payload: []byte{byte(i)}, Retention: time.Hour, RunAt: time.Now().Add(time.Duration(i%3) * time.Second)})
 		}
 		for i := range 20 {
 			l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Second})
@@ -428,18 +379,14 @@ func applyLog(t *testing.T, c *simCluster, logs ...[]*raft.Log) []simEntry {
 func TestSnapshotIsAdopted(t *testing.T) {
 	t.Parallel()
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
-		ctx := context.Background()
-		burnt := 0
-		for operation := int64(1); operation <= 45; operation++ {
+		burnt, step := 0, int64(testkit.Sized(2, 1))
+		for operation := int64(1); operation <= 45; operation += step {
 			leader, other := c.lead()
 			before := inspect.Of(simQueue(other)).Group(0).Raft().Stats()["last_snapshot_index"]
 			other.crash(0)
 			for range 20 {
-				_, err := simQueue(leader).Produce(ctx, codeq.Task{Queue: "a"})
-				require.NoError(t, err)
-				l, err := simQueue(leader).Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}})
-				require.NoError(t, err)
-				require.NoError(t, simQueue(leader).Complete(ctx, l.Receipt, nil))
+				queuetest.Produce(t, simQueue(leader), codeq.Task{Queue: "a"})
+				queuetest.Complete(t, simQueue(leader), queuetest.Claim(t, simQueue(leader), "a"))
 			}
 			time.Sleep(time.Second) // until all nodes have applied it
 			for _, n := range c.members() {
@@ -458,7 +405,7 @@ func TestSnapshotIsAdopted(t *testing.T) {
 			now := inspect.Of(simQueue(other)).Group(0).Raft().Stats()["last_snapshot_index"]
 			require.NotEqual(t, before, now, "the state was not sent")
 		}
-		require.Greater(t, burnt, 20)
+		require.Greater(t, burnt, int(20/step))
 	})
 }
 
@@ -547,11 +494,7 @@ func TestLateCommitOfDeposedLeader(t *testing.T) {
 			return next
 		})
 		goOn := queuetest.Hold(q, 0)
-		produced := make(chan error, 1)
-		go func() {
-			_, err := q.Produce(t.Context(), codeq.Task{Queue: "a"})
-			produced <- err
-		}()
+		produced := queuetest.Producing(q, codeq.Task{Queue: "a"})
 		synctest.Wait()
 		move(leader, other)
 		requireNode(t, other, c.newLeader(leader))
@@ -610,11 +553,7 @@ func TestCallsEndWithTheirNode(t *testing.T) {
 		q := simQueue(other)
 		queuetest.Produce(t, q, codeq.Task{Queue: "a"}) // connects them
 		c.net.SetDelay(leader.name, other.name, time.Minute)
-		done := make(chan error, 1)
-		go func() {
-			_, err := q.Produce(context.Background(), codeq.Task{Queue: "a"})
-			done <- err
-		}()
+		done := queuetest.Producing(q, codeq.Task{Queue: "a"})
 		time.Sleep(100 * time.Millisecond)
 		other.stop()
 		closed := time.Now()
@@ -634,8 +573,7 @@ func TestSuspectsOfANode(t *testing.T) {
 		_, worker := c.lead()
 		var poison codeq.ID
 		for i := range good + 1 {
-			id, err := simQueue(worker).Produce(t.Context(), codeq.Task{Queue: "a", Payload: []byte{byte(i)}})
-			require.NoError(t, err)
+			id := queuetest.Produce(t, simQueue(worker), codeq.Task{Queue: "a", Payload: []byte{byte(i)}})[0]
 			if i == good/2 {
 				poison = id
 			}
@@ -679,8 +617,7 @@ func TestSuspectsOfANode(t *testing.T) {
 			}
 		}
 		q := simQueue(worker)
-		info, err := q.Get(t.Context(), poison)
-		require.NoError(t, err)
+		info := queuetest.InfoOf(t, q, poison)
 		require.Equal(t, codeq.Dead, info.State)
 		require.Equal(t, maxAttempts, info.Attempts)
 		done := 0

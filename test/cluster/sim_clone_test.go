@@ -2,7 +2,6 @@ package cluster_test
 
 import (
 	"context"
-	"net"
 	"slices"
 	"testing"
 	"time"
@@ -11,52 +10,37 @@ import (
 
 	"codeq"
 	"codeq/internal/inspect"
-	"codeq/internal/raftlog"
-	"codeq/internal/simtest"
 	"codeq/internal/testbase"
+	"codeq/test/queuetest"
 )
 
 // In these tests, two processes have copies of one node's directory: see
 // internal/cluster/copies.go.
 
-// simClone is a process with a copy of a node's directory. It runs at the same time as the node.
+// simClone is a process with a copy of a node's directory, at its own address. It runs at the same
+// time as the node.
 type simClone struct {
-	of      *simNode
-	machine *simtest.Machine
-	address string
-	q       *codeq.Queue // nil: the process is down
+	*simNode
+	of *simNode
 }
 
-// clone copies the directory of a node to another machine with its own address.
+// clone copies the directory of a node to another machine.
 func (n *simNode) clone(image simImage, address string) *simClone {
-	m := simtest.NewMachine()
-	m.Put(image.disk, image.votes)
-	return &simClone{of: n, machine: m, address: address}
+	k := &simClone{newSimNode(n.cluster, address, false), n}
+	k.machine.Put(image.disk, image.votes)
+	return k
 }
 
 // start opens the copy.
 func (k *simClone) start() {
-	c, n := k.of.cluster, k.of
-	host, life := c.net.Listen(k.address), k.machine.Start()
-	o := c.opts
-	inspect.Options(&o).FS, inspect.Options(&o).Boot, o.Logger = life.FS(), life.Boot(), n.log()
-	inspect.Options(&o).Wall, inspect.Options(&o).Mono = k.machine.Wall.Now, k.machine.Mono.Now
-	o.Cluster = inspect.With(&codeq.Cluster{
-		Node: n.name, Listener: host, CallTimeout: simCallTimeout,
-	}, inspect.Private{
-		Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) },
-		Votes: func(string) (raftlog.Stables, error) { return life.Stables(), nil },
-	})
-	for _, m := range c.members() {
-		if m != n {
-			o.Cluster.Peers = append(o.Cluster.Peers, codeq.Peer{Node: m.name, Address: m.name})
+	require.NoError(k.cluster.t, k.cluster.openWith(k.simNode, func(o *codeq.Options) {
+		o.Cluster.Node, o.Cluster.Peers = k.of.name, nil
+		for _, m := range k.cluster.members() {
+			if m != k.of {
+				o.Cluster.Peers = append(o.Cluster.Peers, codeq.Peer{Node: m.name, Address: m.name})
+			}
 		}
-	}
-	q, err := codeq.Open("queue", &o)
-	if err != nil {
-		panic(err) // else the goroutines of the bubble do not end
-	}
-	k.q = q
+	}))
 }
 
 // requireRefused waits until the process is refused because another one runs at the address living,
@@ -65,7 +49,6 @@ func (k *simClone) requireRefused(t *testing.T, living string) {
 	t.Helper()
 	time.Sleep(20 * time.Second)
 	requireRefused(t, k.q, living)
-	k.q = nil
 }
 
 func requireRefused(t *testing.T, q *codeq.Queue, living string) {
@@ -127,8 +110,7 @@ func TestCloneBesideItsNode(t *testing.T) {
 							require.Equal(t, id, n.id())
 						}
 						require.Equal(t, 70, n.count(t))
-						st, err := simQueue(leader).ClusterStatus(t.Context())
-						require.NoError(t, err)
+						st := statusOf(t, leader)
 						for _, r := range st.Shards[0].Replicas {
 							require.False(t, r.Suspect, r.Node)
 						}
@@ -165,8 +147,7 @@ func TestCloneOfSilentNode(t *testing.T) {
 				c.newLeader(n)
 				k.start()
 				require.NoError(t, simQueue(other).AddNode(t.Context(), codeq.Peer{Node: n.name, Address: "elsewhere"}))
-				_, err := k.q.Produce(t.Context(), codeq.Task{Queue: "a"})
-				require.NoError(t, err)
+				queuetest.Produce(t, k.q, codeq.Task{Queue: "a"})
 				c.net.Pause(n.name, false)
 				c.net.Heal(true)
 				n.requireOldCopy(t)
@@ -198,7 +179,7 @@ func TestCloneThatEndsInTime(t *testing.T) {
 		k.start()
 		begun := inspect.Of(k.q).Directory().Incarnation
 		time.Sleep(500 * time.Millisecond)
-		c.net.Kill(k.address)
+		c.net.Kill(k.name)
 		require.NoError(t, k.q.Close())
 		time.Sleep(20 * time.Second)
 		for _, m := range c.members() {
@@ -226,8 +207,7 @@ func TestCloneIsToldOf(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		require.NoError(t, k.q.WaitReady(ctx))
-		_, err := k.q.Produce(ctx, codeq.Task{Queue: "a"})
-		require.NoError(t, err)
+		queuetest.Produce(t, k.q, codeq.Task{Queue: "a"})
 		c.net.Heal(true)
 		c.net.Isolate(n.name, []string{leader.name, "elsewhere"})
 		away.start()

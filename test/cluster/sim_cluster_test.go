@@ -174,8 +174,12 @@ func (n *simNode) start() {
 	panic(fmt.Sprintf("node %s does not start: %v", n.name, err))
 }
 
-func (c *simCluster) open(n *simNode) error {
+func (c *simCluster) open(n *simNode) error { return c.openWith(n, func(*codeq.Options) {}) }
+
+// openWith opens the node's queue with changed options.
+func (c *simCluster) openWith(n *simNode, change func(*codeq.Options)) error {
 	o, life := c.options(n)
+	change(o)
 	q, err := codeq.Open("queue", o)
 	if err != nil {
 		return err
@@ -214,11 +218,6 @@ func (c *simCluster) options(n *simNode) (*codeq.Options, *simtest.Life) {
 		Log:    func(g *raftlog.Group) cluster.LogStore { return life.Log(g) },
 	})
 	return &o, life
-}
-
-// stablesOf is Cluster.stable for a life of the node without faults.
-func stablesOf(n *simNode) func(string) (raftlog.Stables, error) {
-	return func(string) (raftlog.Stables, error) { return n.machine.Votes(), nil }
 }
 
 // setRates gives each monotonic clock its own rate, also those of nodes that join later.
@@ -462,12 +461,7 @@ func (c *simCluster) close() {
 	for _, n := range c.members() {
 		n.stop()
 	}
-	for end := time.Now().Add(simPatience); c.ends.Load() > 0; {
-		if time.Now().After(end) {
-			c.hangs("Close of a node without a network")
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
+	c.until("Close of a node without a network", func() bool { return c.ends.Load() == 0 })
 	c.ended.Wait()
 }
 
@@ -525,6 +519,15 @@ func (c *simCluster) leader(shard int) (leader *simNode) {
 	return leader
 }
 
+// until waits until a condition holds.
+func (c *simCluster) until(what string, holds func() bool) {
+	for end := time.Now().Add(simPatience); !holds(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			c.hangs(what)
+		}
+	}
+}
+
 // awaitReady waits until each node can call every shard: it is then a member.
 func (c *simCluster) awaitReady() {
 	for _, n := range c.members() {
@@ -534,18 +537,14 @@ func (c *simCluster) awaitReady() {
 
 // awaitLeaders waits until each shard has a leader that serves; some nodes may not be members yet.
 func (c *simCluster) awaitLeaders() {
-	for end := time.Now().Add(simPatience); ; time.Sleep(10 * time.Millisecond) {
-		missing := false
+	c.until("the election of a leader", func() bool {
 		for shard := range c.opts.Shards {
-			missing = missing || c.leader(shard) == nil
+			if c.leader(shard) == nil {
+				return false
+			}
 		}
-		if !missing {
-			return
-		}
-		if time.Now().After(end) {
-			c.hangs("the election of a leader")
-		}
-	}
+		return true
+	})
 }
 
 // transfer asks the node by to transfer a shard to the node to, if that is soon possible, and calls
@@ -565,24 +564,20 @@ func (c *simCluster) transfer(by *simNode, shard int, to *simNode, then ...func(
 // spread makes each of the first three nodes the leader of its home shard: leadership is then
 // stable.
 func (c *simCluster) spread() {
-	spread := func() bool {
+	c.until("the balance of leaders", func() bool {
+		home := true
 		for i, n := range c.nodes[:3] {
-			if c.leader(i) != n {
-				return false
+			home = home && c.leader(i) == n
+		}
+		if !home {
+			c.awaitLeaders()
+			for i, n := range c.nodes[:3] {
+				c.transfer(n, i, n)
 			}
+			time.Sleep(time.Second)
 		}
-		return true
-	}
-	for end := time.Now().Add(simPatience); !spread(); {
-		if time.Now().After(end) {
-			c.hangs("the balance of leaders")
-		}
-		c.awaitLeaders()
-		for i, n := range c.nodes[:3] {
-			c.transfer(n, i, n)
-		}
-		time.Sleep(time.Second)
-	}
+		return home
+	})
 }
 
 func callAll(fs []func()) {

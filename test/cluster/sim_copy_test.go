@@ -5,7 +5,6 @@ import (
 	"errors"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -46,11 +45,7 @@ func (c *simCluster) isSeenAfter(n *simNode, life uint64) bool {
 }
 
 func (c *simCluster) awaitSeenAfter(n *simNode, life uint64) {
-	for end := time.Now().Add(simPatience); !c.isSeenAfter(n, life); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			c.hangs("news of the life of " + n.name)
-		}
-	}
+	c.until("news of the life of "+n.name, func() bool { return c.isSeenAfter(n, life) })
 }
 
 // requireOldCopy waits until a node has failed because its directory is an older copy, and closes
@@ -83,7 +78,7 @@ func TestOlderCopyIsPutBack(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 				left, behind := c.lead()
-				n := c.members()[slices.IndexFunc(c.members(), func(n *simNode) bool { return n != left && n != behind })]
+				n := c.third(left, behind)
 				image := copied(c, n)
 				c.awaitSeenAfter(n, image.life)
 				c.net.Isolate(behind.name, c.names())
@@ -156,8 +151,7 @@ func TestCopyIsPutBack(t *testing.T) {
 // TestOlderCopyGoesOnAlone: RecoverCluster takes an older copy, whether it was noticed or not.
 func TestOlderCopyGoesOnAlone(t *testing.T) {
 	for _, noticed := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			c := newSimCluster(t, 1, 3, codeq.Options{Shards: 1})
+		simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 			_, n := c.lead()
 			n.produce(t, 10)
 			c.rest()
@@ -178,19 +172,14 @@ func TestOlderCopyGoesOnAlone(t *testing.T) {
 			require.NoError(t, c.recover(n))
 			n.start()
 			require.Equal(t, 10, n.count(t))
-			joins := c.node(true)
-			joins.start()
-			c.nodes = append(c.nodes, joins)
-			require.Equal(t, 10, joins.count(t))
-			c.close()
+			require.Equal(t, 10, c.another().count(t))
 		})
 	}
 }
 
 // TestCopyFromBeforeTheCluster: a copy from before its directory joined a cluster is detected too.
 func TestCopyFromBeforeTheCluster(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newSimCluster(t, 1, 0, codeq.Options{Shards: 1})
+	simNodes(t, 0, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		c.found(3)
 		n := c.nodes[2]
 		n.start() // alone
@@ -210,7 +199,6 @@ func TestCopyFromBeforeTheCluster(t *testing.T) {
 		require.NotEqual(t, image.id, n.id())
 		c.awaitVotes()
 		require.Equal(t, 10, n.count(t))
-		c.close()
 	})
 }
 
@@ -281,38 +269,6 @@ func TestMachineIsPutBack(t *testing.T) {
 		n.start()
 		require.NotEqual(t, id, n.id())
 		c.awaitVotes()
-	})
-}
-
-// TestCopyFromBeforeAnUpgrade: a copy from the previous build is detected once the cluster has the
-// new format, even if it was opened undetected before.
-func TestCopyFromBeforeAnUpgrade(t *testing.T) {
-	upgradeCase(t, 1, func(t *testing.T, c *simCluster) {
-		_, n := c.lead()
-		n.stop()
-		image := n.image()
-		for _, m := range c.members() {
-			require.NoError(t, m.become(0))
-		}
-		c.awaitFormat()
-		n.produce(t, 10)
-		n.stop()
-		n.start()
-		c.awaitSeenAfter(n, image.life)
-		n.stop()
-		n.putBack(image)
-		c.net.Isolate(n.name, c.names())
-		for range 2 {
-			n.start() // it reaches no other node
-			n.stop()
-		}
-		c.net.Heal(true)
-		n.start()
-		n.requireOldCopy(t)
-		n.start()
-		require.NotEqual(t, image.id, n.id())
-		c.awaitVotes()
-		require.Equal(t, 10, n.count(t))
 	})
 }
 

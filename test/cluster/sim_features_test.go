@@ -123,18 +123,12 @@ func (f *simFeatures) await(queue string) {
 	for _, n := range f.members() {
 		n.machine.Wall.Set(24 * time.Hour)
 	}
-	for end := time.Now().Add(simPatience); ; time.Sleep(500 * time.Millisecond) {
+	f.simCluster.until("the end of queue "+queue, func() bool {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		q, _ := f.members()[0].queue()
-		stats, err := q.Stats(ctx)
-		cancel()
-		if err == nil && stats[queue] == (codeq.Counts{}) {
-			return
-		}
-		if time.Now().After(end) {
-			f.hangs(fmt.Sprintf("queue %s (%+v, %v)", queue, stats[queue], err))
-		}
-	}
+		defer cancel()
+		stats, err := simQueue(f.members()[0]).Stats(ctx)
+		return err == nil && stats[queue] == (codeq.Counts{})
+	})
 }
 
 // new records a task before its produce.

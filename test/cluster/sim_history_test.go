@@ -60,6 +60,13 @@ func (s *story) claim(serial int, token uint64, attempt int) {
 	s.Claimed(c, simtest.Lease[text]{ID: idOf(serial), Serial: serial, Token: token, Attempt: attempt, Deadline: time.Now().Add(leaseFor + s.clock)}, leaseFor)
 }
 
+// claimed produces a task, and claims it by token 1.
+func (s *story) claimed() (serial int) {
+	serial = s.produce(nil)
+	s.claim(serial, 1, 1)
+	return serial
+}
+
 // end makes a call with a lease.
 func (s *story) end(verb simtest.Verb, serial int, token uint64, attempt int, err error) {
 	s.extend(verb, serial, token, attempt, 0, err)
@@ -132,8 +139,7 @@ func TestHistoryIsAccepted(t *testing.T) {
 			s.stored()
 		},
 		"given back": func(s *story) {
-			a := s.produce(nil)
-			s.claim(a, 1, 1)
+			a := s.claimed()
 			s.end(simtest.Retry, a, 1, 1, nil)
 			s.claim(a, 2, 2)
 			s.end(simtest.Release, a, 2, 2, nil)
@@ -141,8 +147,7 @@ func TestHistoryIsAccepted(t *testing.T) {
 			s.stored(a)
 		},
 		"a lease expires": func(s *story) {
-			a := s.produce(nil)
-			s.claim(a, 1, 1)
+			a := s.claimed()
 			time.Sleep(leaseFor)
 			s.claim(a, 2, 2)
 			s.end(simtest.Complete, a, 1, 1, base.ErrLeaseLost)
@@ -154,14 +159,12 @@ func TestHistoryIsAccepted(t *testing.T) {
 			s.claim(a, 7, 4)
 		},
 		"a complete of unknown outcome was done": func(s *story) {
-			a := s.produce(nil)
-			s.claim(a, 1, 1)
+			a := s.claimed()
 			s.end(simtest.Complete, a, 1, 1, base.ErrUncertain)
 			s.stored()
 		},
 		"a complete of unknown outcome was not done": func(s *story) {
-			a := s.produce(nil)
-			s.claim(a, 1, 1)
+			a := s.claimed()
 			s.end(simtest.Complete, a, 1, 1, base.ErrUncertain)
 			time.Sleep(leaseFor)
 			s.claim(a, 2, 2)
@@ -169,8 +172,7 @@ func TestHistoryIsAccepted(t *testing.T) {
 			s.stored()
 		},
 		"a complete of unknown outcome was done later": func(s *story) {
-			a := s.produce(nil)
-			s.claim(a, 1, 1)
+			a := s.claimed()
 			s.end(simtest.Complete, a, 1, 1, base.ErrUncertain)
 			s.read(a, 1)
 			s.stored()
@@ -212,29 +214,25 @@ func TestHistoryIsAccepted(t *testing.T) {
 			s.saw(c, a, 1)
 		},
 		"a claim amid the complete before it": func(s *story) {
-			a := s.produce(nil)
-			s.claim(a, 1, 1)
+			a := s.claimed()
 			c := s.amid(simtest.Retry, nil, func() { s.claim(a, 2, 2) })
 			c.Serial, c.Token, c.Attempt = a, 1, 1
 			s.Add(*c)
 		},
 		"an extension shortens a lease": func(s *story) {
-			a := s.produce(nil)
-			s.claim(a, 1, 1)
+			a := s.claimed()
 			s.extend(simtest.Extend, a, 1, 1, time.Second, nil)
 			time.Sleep(time.Second)
 			s.claim(a, 2, 2)
 		},
 		"an extension may have shortened a lease": func(s *story) {
-			a := s.produce(nil)
-			s.claim(a, 1, 1)
+			a := s.claimed()
 			s.extend(simtest.Extend, a, 1, 1, time.Second, base.ErrUncertain)
 			time.Sleep(time.Second)
 			s.claim(a, 2, 2)
 		},
 		"an extension made again has shortened a lease": func(s *story) {
-			a := s.produce(nil)
-			s.claim(a, 1, 1)
+			a := s.claimed()
 			c := s.amid(simtest.Extend, base.ErrLeaseLost, func() { time.Sleep(time.Second) })
 			c.Serial, c.Token, c.Attempt, c.Duration = a, 1, 1, time.Second
 			s.Add(*c)
@@ -249,16 +247,14 @@ func TestHistoryIsAccepted(t *testing.T) {
 		},
 		"monotonic clocks at other rates": func(s *story) {
 			s.Rates = true
-			a := s.produce(nil)
-			s.claim(a, 1, 1)
+			a := s.claimed()
 			time.Sleep(leaseFor * 91 / 100)
 			s.claim(a, 2, 2)
 		},
 		"no deadline tells": func(s *story) {
 			s.Drifting = true
 			s.clock = 7 * time.Second
-			a := s.produce(nil)
-			s.claim(a, 1, 1)
+			a := s.claimed()
 			time.Sleep(time.Second)
 			s.claim(a, 2, 2)
 		},
@@ -299,34 +295,29 @@ func TestHistoryIsRefused(t *testing.T) {
 	t.Parallel()
 	requireProblems(t, "its history is not that of one task", map[string]func(s *story){
 		"completed twice": func(s *story) {
-			a := s.produce(nil)
-			s.claim(a, 1, 1)
+			a := s.claimed()
 			s.end(simtest.Complete, a, 1, 1, nil)
 			s.end(simtest.Complete, a, 1, 1, nil)
 		},
 		"completed by two leases": func(s *story) {
-			a := s.produce(nil)
-			s.claim(a, 1, 1)
+			a := s.claimed()
 			time.Sleep(leaseFor)
 			s.claim(a, 2, 2)
 			s.end(simtest.Complete, a, 1, 1, nil)
 			s.end(simtest.Complete, a, 2, 2, nil)
 		},
 		"claimed after its end": func(s *story) {
-			a := s.produce(nil)
-			s.claim(a, 1, 1)
+			a := s.claimed()
 			s.end(simtest.Complete, a, 1, 1, nil)
 			s.claim(a, 2, 2)
 		},
 		"given back and completed": func(s *story) {
-			a := s.produce(nil)
-			s.claim(a, 1, 1)
+			a := s.claimed()
 			s.end(simtest.Retry, a, 1, 1, nil)
 			s.end(simtest.Complete, a, 1, 1, nil)
 		},
 		"extended by an old lease": func(s *story) {
-			a := s.produce(nil)
-			s.claim(a, 1, 1)
+			a := s.claimed()
 			time.Sleep(leaseFor)
 			s.claim(a, 2, 2)
 			s.extend(simtest.Extend, a, 1, 1, leaseFor, nil)
@@ -338,8 +329,7 @@ func TestHistoryIsRefused(t *testing.T) {
 			s.claim(a, 1, 2)
 		},
 		"an attempt is not counted": func(s *story) {
-			a := s.produce(nil)
-			s.claim(a, 1, 1)
+			a := s.claimed()
 			s.end(simtest.Retry, a, 1, 1, nil)
 			s.claim(a, 2, 1)
 		},
@@ -348,8 +338,7 @@ func TestHistoryIsRefused(t *testing.T) {
 			s.stored()
 		},
 		"a task that was given back is lost": func(s *story) {
-			a := s.produce(nil)
-			s.claim(a, 1, 1)
+			a := s.claimed()
 			s.end(simtest.Release, a, 1, 1, nil)
 			s.stored()
 		},
@@ -359,19 +348,16 @@ func TestHistoryIsRefused(t *testing.T) {
 			s.read(a, 0)
 		},
 		"a read misses a complete": func(s *story) {
-			a := s.produce(nil)
-			s.claim(a, 1, 1)
+			a := s.claimed()
 			s.end(simtest.Complete, a, 1, 1, nil)
 			s.read(a, 1)
 		},
 		"a read misses an attempt": func(s *story) {
-			a := s.produce(nil)
-			s.claim(a, 1, 1)
+			a := s.claimed()
 			s.read(a, 0)
 		},
 		"a completed task is back": func(s *story) {
-			a := s.produce(nil)
-			s.claim(a, 1, 1)
+			a := s.claimed()
 			s.end(simtest.Complete, a, 1, 1, nil)
 			s.stored(a)
 		},
@@ -383,28 +369,24 @@ func TestHistoryIsRefused(t *testing.T) {
 	})
 	requireProblems(t, "but the lease before was valid until", map[string]func(s *story){
 		"claimed while it is leased": func(s *story) {
-			a := s.produce(nil)
-			s.claim(a, 1, 1)
+			a := s.claimed()
 			time.Sleep(leaseFor / 2)
 			s.claim(a, 2, 2)
 		},
 		"claimed in spite of an extension": func(s *story) {
-			a := s.produce(nil)
-			s.claim(a, 1, 1)
+			a := s.claimed()
 			s.extend(simtest.Extend, a, 1, 1, 2*leaseFor, nil)
 			time.Sleep(leaseFor)
 			s.claim(a, 2, 2)
 		},
 		"claimed too early for the rates of clocks": func(s *story) {
 			s.Rates = true
-			a := s.produce(nil)
-			s.claim(a, 1, 1)
+			a := s.claimed()
 			time.Sleep(leaseFor * 90 / 100)
 			s.claim(a, 2, 2)
 		},
 		"claimed while it is leased, on a node whose clock is set": func(s *story) {
-			a := s.produce(nil)
-			s.claim(a, 1, 1)
+			a := s.claimed()
 			s.clock = 2 * simtest.ClockStep
 			time.Sleep(leaseFor / 2)
 			s.claim(a, 2, 2)
@@ -412,14 +394,12 @@ func TestHistoryIsRefused(t *testing.T) {
 	})
 	requireProblems(t, "but the lease was valid until", map[string]func(s *story){
 		"a lease is lost too early": func(s *story) {
-			a := s.produce(nil)
-			s.claim(a, 1, 1)
+			a := s.claimed()
 			time.Sleep(leaseFor / 2)
 			s.end(simtest.Complete, a, 1, 1, base.ErrLeaseLost)
 		},
 		"an extended lease is lost too early": func(s *story) {
-			a := s.produce(nil)
-			s.claim(a, 1, 1)
+			a := s.claimed()
 			s.extend(simtest.Extend, a, 1, 1, 2*leaseFor, nil)
 			time.Sleep(leaseFor)
 			s.extend(simtest.Extend, a, 1, 1, 3*leaseFor, base.ErrLeaseLost)

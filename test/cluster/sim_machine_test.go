@@ -3,7 +3,6 @@ package cluster_test
 import (
 	"errors"
 	"io"
-	"math/rand/v2"
 	"os"
 	"syscall"
 	"testing"
@@ -86,50 +85,6 @@ func TestCrash(t *testing.T) {
 			}
 		}
 	}
-}
-
-// TestBoots: a machine reports a new boot, unless it hides boots.
-func TestBoots(t *testing.T) {
-	t.Parallel()
-	m := simtest.NewMachine()
-	first := m.Boot()
-	m.Reboot()
-	require.NotEqual(t, first, m.Boot())
-	require.Equal(t, m.Boot(), m.Start().Boot())
-	m.HideBoots()
-	require.Equal(t, first, m.Boot())
-}
-
-// TestImageOfMachine: an image has the content of its moment, and can be put back.
-func TestImageOfMachine(t *testing.T) {
-	t.Parallel()
-	m := simtest.NewMachine()
-	life := m.Start()
-	require.NoError(t, write(life.FS(), "written", "a", false))
-	require.NoError(t, life.Stables().Group(1).Set([]byte("vote"), []byte("n1")))
-	disk, votes := m.Image()
-	require.NoError(t, write(life.FS(), "written", "b", false))
-	require.NoError(t, life.Stables().Group(1).Set([]byte("vote"), []byte("n2")))
-	m.Wipe()
-	require.Empty(t, read(t, m.Start().FS(), "written"))
-	require.Empty(t, vote(t, m.Votes(), 1))
-	m.Put(disk, votes)
-	require.Equal(t, "a", read(t, m.Start().FS(), "written"))
-	require.Equal(t, "n1", vote(t, m.Start().Stables(), 1))
-}
-
-// TestVotes: each group has its own vote, and an unset vote is zero.
-func TestVotes(t *testing.T) {
-	t.Parallel()
-	s := simtest.NewMachine().Start().Stables()
-	require.NoError(t, s.Group(1).SetUint64([]byte("term"), 7))
-	require.NoError(t, s.Close())
-	term, err := s.Group(1).GetUint64([]byte("term"))
-	require.NoError(t, err)
-	require.EqualValues(t, 7, term)
-	term, err = s.Group(2).GetUint64([]byte("term"))
-	require.NoError(t, err)
-	require.Zero(t, term)
 }
 
 // TestCrashAfter: a crash comes once, before the last of a number of disk operations. A vote counts
@@ -231,38 +186,6 @@ func TestRoom(t *testing.T) {
 	require.True(t, life.Fill())
 }
 
-// TestWatch: the watcher of a machine sees all log reads and writes of all its lives.
-func TestWatch(t *testing.T) {
-	t.Parallel()
-	m := simtest.NewMachine()
-	var reads, stores []int
-	m.WatchReads(func(bytes int) { reads = append(reads, bytes) })
-	m.WatchStores(func(bytes int) { stores = append(stores, bytes) })
-	index := uint64(0)
-	live := func() {
-		life := m.Start()
-		store, err := raftlog.Open("log", raftlog.Options{FS: life.FS()})
-		require.NoError(t, err)
-		defer func() { require.NoError(t, store.Close()) }()
-		group, err := store.Group(0)
-		require.NoError(t, err)
-		log := life.Log(group)
-		require.NoError(t, log.StoreLogs([]*raft.Log{
-			{Index: index + 1, Data: make([]byte, 3)}, {Index: index + 2, Data: make([]byte, 4)},
-		}))
-		index += 2
-		require.NoError(t, log.GetLog(index, new(raft.Log)))
-		require.ErrorIs(t, log.GetLog(index+1, new(raft.Log)), raft.ErrLogNotFound)
-	}
-	live()
-	live()
-	m.WatchReads(nil)
-	m.WatchStores(nil)
-	live()
-	require.Equal(t, []int{4, 4}, reads)
-	require.Equal(t, []int{7, 7}, stores)
-}
-
 // TestClocks: a wall clock can be set, and drifts from the start of its machine; a monotonic clock
 // changes its rate, and never jumps.
 func TestClocks(t *testing.T) {
@@ -287,21 +210,4 @@ func TestClocks(t *testing.T) {
 		time.Sleep(time.Second)
 		require.Equal(t, at.Add(2*time.Second), m.Mono.Now())
 	})
-}
-
-// TestDrawRate: no clock runs exactly at the rate of time, and none differs by more than
-// simtest.MaxRate.
-func TestDrawRate(t *testing.T) {
-	t.Parallel()
-	rng := rand.New(rand.NewPCG(1, 1))
-	fast := 0
-	for range 1000 {
-		ppm := simtest.DrawRate(rng)
-		if ppm > 0 {
-			fast++
-		}
-		require.GreaterOrEqual(t, max(ppm, -ppm), int64(simtest.MaxRate/5))
-		require.LessOrEqual(t, max(ppm, -ppm), int64(simtest.MaxRate))
-	}
-	require.InDelta(t, 500, fast, 100)
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -42,22 +41,16 @@ func (c *simCluster) awaitVotes() {
 		want = append(want, fmt.Sprint(n.name, "/", n.id(), " Voter"))
 	}
 	slices.Sort(want)
-	for end := time.Now().Add(simPatience); ; time.Sleep(100 * time.Millisecond) {
-		left := ""
+	c.until(fmt.Sprint("members of all shards: ", want), func() bool {
 		for shard := range c.opts.Shards {
 			for _, n := range c.members() {
-				if got := membersOf(n, shard); !slices.Equal(got, want) {
-					left = fmt.Sprintf("shard %d of %s has %q, not %q", shard, n.name, got, want)
+				if !slices.Equal(membersOf(n, shard), want) {
+					return false
 				}
 			}
 		}
-		if left == "" {
-			return
-		}
-		if time.Now().After(end) {
-			c.hangs("the return of a node: " + left)
-		}
-	}
+		return true
+	})
 }
 
 // TestPowerLossOfOneNode: a node loses the end of its log in a power loss. It neither votes nor
@@ -69,7 +62,7 @@ func TestPowerLossOfOneNode(t *testing.T) {
 		t.Run(fmt.Sprint("leader ", leads), func(t *testing.T) {
 			simCase(t, codeq.Options{Durability: codeq.DurabilityProcess}, func(t *testing.T, c *simCluster) {
 				leader, behind := c.lead()
-				victim := c.members()[slices.IndexFunc(c.members(), func(n *simNode) bool { return n != leader && n != behind })]
+				victim := c.third(leader, behind)
 				c.net.Isolate(behind.name, c.names())
 				leader.produce(t, 50)
 				left := leader
@@ -116,9 +109,7 @@ func TestPowerLossOfOneNode(t *testing.T) {
 // power loss.
 func TestReturnGoesOn(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		c := newSimCluster(t, 1, 1, codeq.Options{Shards: 1, Durability: codeq.DurabilityProcess})
-		c.awaitLeaders()
+	simNodes(t, 1, codeq.Options{Durability: codeq.DurabilityProcess}, func(t *testing.T, c *simCluster) {
 		victim := c.members()[0]
 		time.Sleep(time.Minute) // it has stored the boot of its machine
 		image := victim.image()
@@ -139,7 +130,6 @@ func TestReturnGoesOn(t *testing.T) {
 		c.net.Heal(true)
 		c.awaitVotes()
 		require.Equal(t, 10, victim.count(t))
-		c.close()
 	})
 }
 
@@ -229,8 +219,7 @@ func TestPowerLossIsNone(t *testing.T) {
 // nothing more, and all nodes tell the operator the remedy.
 func TestPowerLossOfTwoNodes(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		c := newSimCluster(t, 1, 3, codeq.Options{Shards: 2, Durability: codeq.DurabilityProcess})
+	simCase(t, codeq.Options{Shards: 2, Durability: codeq.DurabilityProcess}, func(t *testing.T, c *simCluster) {
 		c.awaitReady()
 		sound := c.members()[0]
 		sound.produce(t, 20)
@@ -251,9 +240,7 @@ func TestPowerLossOfTwoNodes(t *testing.T) {
 			cancel()
 			require.ErrorIs(t, err, context.DeadlineExceeded)
 			require.ErrorIs(t, err, codeq.ErrPowerLost)
-			st, err := simQueue(n).ClusterStatus(t.Context())
-			require.NoError(t, err)
-			for _, r := range st.Shards[0].Replicas {
+			for _, r := range statusOf(t, n).Shards[0].Replicas {
 				require.Equal(t, r.Node != sound.name, r.Suspect)
 				require.Empty(t, r.LastError, "which is the furthest can be seen")
 				require.Equal(t, r.Node == sound.name, r.Applied > 0)
@@ -266,18 +253,7 @@ func TestPowerLossOfTwoNodes(t *testing.T) {
 		for _, n := range c.members() {
 			n.stop()
 		}
-		require.NoError(t, c.recover(sound))
-		sound.start()
-		require.Equal(t, 20, sound.count(t))
-		for range 2 {
-			n := c.node(true)
-			require.NoError(t, c.open(n))
-			c.nodes = append(c.nodes, n)
-		}
-		c.members()[2].produce(t, 10)
-		c.rest()
-		require.NoError(t, c.check())
-		c.close()
+		c.goOn(t, sound, 20)
 	})
 }
 
@@ -286,9 +262,8 @@ func TestPowerLossOfTwoNodes(t *testing.T) {
 func TestPowerLossAmidReturn(t *testing.T) {
 	t.Parallel()
 	for i := range uint64(testkit.Sized(4, 200)) {
-		synctest.Test(t, func(t *testing.T) {
-			c := newSimCluster(t, i, 3, *inspect.With(&codeq.Options{Shards: 2, Durability: codeq.DurabilityProcess}, inspect.Private{MaxAppend: 4}))
-			c.awaitLeaders()
+		opts := *inspect.With(&codeq.Options{Shards: 2, Durability: codeq.DurabilityProcess}, inspect.Private{MaxAppend: 4})
+		simCaseOf(t, i, 3, opts, 0, func(t *testing.T, c *simCluster) {
 			victim, tasks := c.members()[c.rng.IntN(3)], 0
 			for round := range 3 {
 				victim.produce(t, 10)
@@ -312,9 +287,6 @@ func TestPowerLossAmidReturn(t *testing.T) {
 				c.awaitLeaders()
 				require.Equal(t, tasks, victim.count(t), "seed %d, round %d", i, round)
 			}
-			c.rest()
-			require.NoError(t, c.check())
-			c.close()
 		})
 	}
 }
@@ -324,12 +296,8 @@ func TestPowerLossAmidReturn(t *testing.T) {
 func TestPowerLossOfFounder(t *testing.T) {
 	t.Parallel()
 	for i := range uint64(testkit.Sized(6, 200)) {
-		synctest.Test(t, func(t *testing.T) {
-			c := newSimCluster(t, i, 0, codeq.Options{Shards: 3, Durability: codeq.DurabilityProcess})
-			for i := range 3 {
-				name := fmt.Sprint("n", i)
-				c.peers, c.nodes = append(c.peers, codeq.Peer{Node: name, Address: name}), append(c.nodes, c.node(false))
-			}
+		simCaseOf(t, i, 0, codeq.Options{Shards: 3, Durability: codeq.DurabilityProcess}, 0, func(t *testing.T, c *simCluster) {
+			c.found(3)
 			for _, n := range slices.Backward(c.nodes) {
 				n.start()
 			}
@@ -342,7 +310,6 @@ func TestPowerLossOfFounder(t *testing.T) {
 			c.awaitLeaders()
 			c.awaitVotes()
 			founder.produce(t, 1)
-			c.close()
 		})
 	}
 }
@@ -397,8 +364,7 @@ func TestPowerLossOfRemovedNode(t *testing.T) {
 // TestPowerLossAmidRemoval: a node that loses power during its removal is not readmitted: the other
 // shards follow the decision of the first one.
 func TestPowerLossAmidRemoval(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newSimCluster(t, 1, 3, codeq.Options{Shards: 2, Durability: codeq.DurabilityProcess})
+	simCase(t, codeq.Options{Shards: 2, Durability: codeq.DurabilityProcess}, func(t *testing.T, c *simCluster) {
 		leader, removed := c.lead()
 		leader.produce(t, 10)
 		removed.crash(0)
@@ -411,9 +377,6 @@ func TestPowerLossAmidRemoval(t *testing.T) {
 		}
 		require.ErrorIs(t, simQueue(leader).RemoveNode(t.Context(), removed.name), codeq.ErrNotMember)
 		c.drop(removed)
-		c.rest()
-		require.NoError(t, c.check())
-		c.close()
 	})
 }
 

@@ -27,23 +27,16 @@ func receiveCheckpoint(t *testing.T, c *simCluster) *simNode {
 	c.rest()
 	leader, victim := c.lead()
 	victim.crash(100)
-	for range 100 {
-		queuetest.Produce(t, simQueue(leader), codeq.Task{Queue: "a"})
-	}
+	leader.produce(t, 100)
 	c.snapshot(leader, 0, 5)
 	time.Sleep(time.Second)
 	for range 100 { // the checkpoint is ahead of the snapshot
 		queuetest.Produce(t, simQueue(leader), codeq.Task{Queue: "a"})
 	}
 	victim.start()
-	for end := time.Now().Add(simPatience); ; time.Sleep(100 * time.Microsecond) {
-		g := inspect.Of(simQueue(victim)).Group(0)
-		if g.Applied() >= 200 && g.Applied() > g.Raft().LastIndex() {
-			break
-		}
-		if time.Now().After(end) {
-			c.hangs("the checkpoint")
-		}
+	g := inspect.Of(simQueue(victim)).Group(0)
+	for g.Applied() < 200 || g.Applied() <= g.Raft().LastIndex() {
+		time.Sleep(100 * time.Microsecond)
 	}
 	victim.crash(100)
 	return victim
@@ -67,10 +60,7 @@ func TestRecoverClusterAfterCheckpoint(t *testing.T) {
 				n.start()
 				c.awaitLeaders()
 				require.EqualValues(t, want, queuetest.CountsOf(t, simQueue(n), "a").Ready)
-				for range 100 {
-					_, err := simQueue(n).Produce(context.Background(), codeq.Task{Queue: "a"})
-					require.NoError(t, err)
-				}
+				n.produce(t, 100)
 				want += 100
 				require.NoError(t, c.check())
 				n.stop()
@@ -218,11 +208,7 @@ func (l *logLoss) goOn(n *simNode) (missing int) {
 	missing = l.missing(n)
 	require.NoError(l.t, l.produce(n, 10))
 	for range 2 {
-		joins := l.node(true)
-		require.NoError(l.t, l.open(joins))
-		l.mu.Lock()
-		l.nodes = append(l.nodes, joins)
-		l.mu.Unlock()
+		l.another()
 	}
 	require.NoError(l.t, l.produce(l.members()[2], 10))
 	l.rest()

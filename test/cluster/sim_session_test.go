@@ -27,14 +27,9 @@ func (c *simCluster) lateProduce(t *testing.T) (caller, leader *simNode, deliver
 	old, caller := c.lead()
 	queuetest.Produce(t, simQueue(caller), codeq.Task{Queue: "a"}) // there is a connection
 	c.net.SetCut(caller.name, old.name, true)
-	done := make(chan error, 1)
-	go func() {
-		_, err := simQueue(caller).Produce(context.Background(), codeq.Task{Queue: "a"})
-		done <- err
-	}()
+	done := queuetest.Producing(simQueue(caller), codeq.Task{Queue: "a"})
 	time.Sleep(100 * time.Millisecond)
-	at := slices.IndexFunc(c.members(), func(n *simNode) bool { return n != old && n != caller })
-	leader = c.members()[at]
+	leader = c.third(old, caller)
 	require.NoError(t, simQueue(old).TransferLeadership(t.Context(), 0, leader.name))
 	require.NoError(t, <-done)
 	requireNode(t, leader, c.leader(0))
@@ -150,20 +145,21 @@ func TestProduceOfRemovedNode(t *testing.T) {
 	}
 }
 
+// lostAnswer produces two tasks on a node. The second is stored, and its answer does not arrive.
+func (c *simCluster) lostAnswer(t *testing.T) (leader, caller *simNode, outcome <-chan error) {
+	leader, caller = c.lead()
+	queuetest.Produce(t, simQueue(caller), codeq.Task{Queue: "a"})
+	c.net.SetCut(leader.name, caller.name, true)
+	outcome = queuetest.Producing(simQueue(caller), codeq.Task{Queue: "a"})
+	time.Sleep(100 * time.Millisecond)
+	return leader, caller, outcome
+}
+
 // TestProduceAmidRemoval: a produce is stored, its answer is lost, and the node is removed before
 // it tries again: the outcome is unknown.
 func TestProduceAmidRemoval(t *testing.T) {
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
-		leader, caller := c.lead()
-		q := simQueue(caller)
-		queuetest.Produce(t, q, codeq.Task{Queue: "a"})
-		c.net.SetCut(leader.name, caller.name, true)
-		done := make(chan error, 1)
-		go func() {
-			_, err := q.Produce(context.Background(), codeq.Task{Queue: "a"})
-			done <- err
-		}()
-		time.Sleep(100 * time.Millisecond)
+		leader, caller, done := c.lostAnswer(t)
 		require.NoError(t, simQueue(leader).RemoveNode(t.Context(), caller.name))
 		c.net.Heal(true)
 		require.ErrorIs(t, <-done, codeq.ErrUncertain)
@@ -178,16 +174,7 @@ func TestProduceAmidFullDisk(t *testing.T) {
 	for _, room := range []bool{false, true} {
 		t.Run(fmt.Sprint("room later ", room), func(t *testing.T) {
 			simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
-				leader, caller := c.lead()
-				q := simQueue(caller)
-				queuetest.Produce(t, q, codeq.Task{Queue: "a"})
-				c.net.SetCut(leader.name, caller.name, true)
-				done := make(chan error, 1)
-				go func() {
-					_, err := q.Produce(context.Background(), codeq.Task{Queue: "a"})
-					done <- err
-				}()
-				time.Sleep(100 * time.Millisecond)
+				leader, _, done := c.lostAnswer(t)
 				leader.fill(0)
 				time.Sleep(store.LookEvery * time.Millisecond)
 				_, err := simQueue(leader).Produce(context.Background(), codeq.Task{Queue: "a"})

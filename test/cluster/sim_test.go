@@ -364,8 +364,10 @@ func (s *schedule) run() simCounts {
 }
 
 // upTo draws a duration of at most d, mostly a short one.
-func (s *schedule) upTo(d time.Duration) time.Duration {
-	f := s.rng.Float64()
+func (s *schedule) upTo(d time.Duration) time.Duration { return drawUpTo(s.rng, d) }
+
+func drawUpTo(rng *rand.Rand, d time.Duration) time.Duration {
+	f := rng.Float64()
 	return time.Duration(float64(d) * f * f)
 }
 
@@ -631,7 +633,7 @@ func (s *schedule) canLose(old *simNode) bool {
 func (s *schedule) loseDisk(n *simNode) {
 	n.crash(0)
 	s.keepCopies(n)
-	n.wipe()
+	n.machine.Wipe()
 	n.mu.Lock()
 	n.removed = true
 	n.join = n.join || s.rng.IntN(2) == 0
@@ -743,10 +745,7 @@ func (c *simClient) run() {
 	}
 }
 
-func (c *simClient) upTo(d time.Duration) time.Duration {
-	f := c.rng.Float64()
-	return time.Duration(float64(d) * f * f)
-}
+func (c *simClient) upTo(d time.Duration) time.Duration { return drawUpTo(c.rng, d) }
 
 // call calls a verb on a node that is up, and records it. It returns false if no node is up.
 func (c *simClient) call(verb simtest.Verb, do func(ctx context.Context, q *codeq.Queue, call *simtest.Call) error) (*simtest.Call, bool) {

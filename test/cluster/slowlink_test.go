@@ -53,9 +53,8 @@ const heldFor = 4 * time.Second
 // holdLease starts a Run of the node that works on a task until end is called. end checks that the
 // lease was kept.
 func (n *simNode) holdLease(t *testing.T) (end func()) {
-	ctx, cancel := context.WithCancel(context.Background())
 	var m codeq.Mux
-	began, release, ended := make(chan bool, 10), make(chan bool), make(chan error, 1)
+	began, release := make(chan bool, 10), make(chan bool)
 	codeq.Handle(&m, "held", func(ctx context.Context, _ *codeq.Job[[]byte]) error {
 		began <- true
 		select {
@@ -65,16 +64,14 @@ func (n *simNode) holdLease(t *testing.T) (end func()) {
 			return context.Cause(ctx)
 		}
 	})
-	_, err := simQueue(n).Produce(ctx, codeq.Task{Queue: "held", Payload: []byte("held")})
-	require.NoError(t, err)
-	go func() { ended <- simQueue(n).Run(ctx, &m, &codeq.RunOptions{LeaseFor: heldFor}) }()
+	queuetest.Produce(t, simQueue(n), codeq.Task{Queue: "held", Payload: []byte("held")})
+	stop := queuetest.Run(simQueue(n), &m, codeq.RunOptions{LeaseFor: heldFor})
 	<-began
 	return func() {
 		t.Helper()
 		counts := queuetest.CountsOf(t, simQueue(n), "held")
 		close(release)
-		cancel()
-		require.NoError(t, <-ended)
+		require.NoError(t, stop())
 		require.Equal(t, codeq.Counts{Leased: 1}, counts)
 		require.Empty(t, began, "it is delivered once")
 		require.Equal(t, codeq.Counts{}, queuetest.CountsOf(t, simQueue(n), "held"))
@@ -111,8 +108,7 @@ func TestBehindOverSlowLink(t *testing.T) {
 		for behind.Applied() < ahead.Applied() {
 			victim.requireContact(t, 2)
 			at := time.Now()
-			_, err := simQueue(leader).Produce(t.Context(), codeq.Task{Queue: "b"})
-			require.NoError(t, err)
+			queuetest.Produce(t, simQueue(leader), codeq.Task{Queue: "b"})
 			require.Less(t, time.Since(at), 100*time.Millisecond)
 			time.Sleep(200 * time.Millisecond)
 			require.Less(t, time.Since(begun), time.Duration(lacks/slowLink)*time.Second*5/4)
@@ -121,6 +117,7 @@ func TestBehindOverSlowLink(t *testing.T) {
 		release()
 		require.Less(t, c.net.Sent(leader.name, victim.name)-before, lacks*5/4)
 		require.Less(t, most.Load(), int64(largeEntry+1<<20))
+		require.Greater(t, loaded.Load(), lacks, "reads are seen")
 		require.Equal(t, term, ahead.Raft().CurrentTerm())
 	})
 }
@@ -133,14 +130,19 @@ func TestVoteBesideLargeEntry(t *testing.T) {
 		c.fallBehind(leader, victim)
 		time.Sleep(20 * time.Second) // 8 MiB take 16 s
 		leader.crash(0)
-		elected := func() bool {
-			return slices.ContainsFunc(c.members(), func(n *simNode) bool {
-				q := simQueue(n)
-				return q != nil && inspect.Of(q).Group(0).Raft().State() == raft.Leader
-			})
-		}
-		for begun := time.Now(); !elected(); time.Sleep(10 * time.Millisecond) {
-			require.Less(t, time.Since(begun), 5*time.Second)
-		}
+		c.requireElection(t, leader)
 	})
+}
+
+// requireElection checks that the others elect a leader within seconds.
+func (c *simCluster) requireElection(t *testing.T, old *simNode) {
+	t.Helper()
+	begun := time.Now()
+	c.until("an election", func() bool {
+		return slices.ContainsFunc(c.members(), func(n *simNode) bool {
+			q := simQueue(n)
+			return n != old && q != nil && inspect.Of(q).Group(0).Raft().State() == raft.Leader
+		})
+	})
+	require.Less(t, time.Since(begun), 5*time.Second)
 }

@@ -107,7 +107,12 @@ func (s *slowSnapshot) hasGot(bytes int64) func() bool {
 	return func() bool { return s.bytes() >= at+bytes }
 }
 
-func never() bool { return false }
+// firstIndex returns the first index of the leader's log.
+func (s *slowSnapshot) firstIndex() uint64 {
+	first, err := inspect.Of(simQueue(s.leader)).Group(0).FirstIndex()
+	require.NoError(s.t, err)
+	return first
+}
 
 // caughtUp reports whether the victim is as far as a node that follows the log.
 func (s *slowSnapshot) caughtUp() bool {
@@ -209,14 +214,7 @@ func TestVoteBesideSnapshot(t *testing.T) {
 		s.work(snapshotTime, s.hasGot(snapshotState/16))
 		require.Len(t, s.remains(s.victim), 1)
 		s.net.Isolate(s.leader.name, s.names())
-		elected := func() bool {
-			return slices.ContainsFunc(s.members(), func(n *simNode) bool {
-				return n != s.leader && inspect.Of(simQueue(n)).Group(0).Raft().State() == raft.Leader
-			})
-		}
-		for begun := time.Now(); !elected(); time.Sleep(10 * time.Millisecond) {
-			require.Less(t, time.Since(begun), 5*time.Second)
-		}
+		s.requireElection(t, s.leader)
 	})
 }
 
@@ -231,32 +229,30 @@ func TestSnapshotGivenUp(t *testing.T) {
 		time.Sleep(6 * time.Minute)
 		require.Empty(t, s.remains(s.leader))
 		require.Empty(t, s.remains(s.victim))
-		before, err := inspect.Of(simQueue(s.leader)).Group(0).FirstIndex()
-		require.NoError(t, err)
-		s.work(20*time.Second, never)
-		after, err := inspect.Of(simQueue(s.leader)).Group(0).FirstIndex()
-		require.NoError(t, err)
-		require.Greater(t, after, before)
+		before := s.firstIndex()
+		s.work(20*time.Second, func() bool { return false })
+		require.Greater(t, s.firstIndex(), before)
 	})
 }
 
-// TestRefusedSnapshotIsGivenUp: the log does not wait for a node that always refuses the files.
-func TestRefusedSnapshotIsGivenUp(t *testing.T) {
+// TestFullDiskRefusesSnapshot: a node without room for the files refuses them before they come, and
+// the log does not wait for the node.
+func TestFullDiskRefusesSnapshot(t *testing.T) {
 	slowSnapshotCase(t, snapshotState/4, func(t *testing.T, s *slowSnapshot) {
 		s.victim.fill(optionsOf(simQueue(s.victim)).MinFreeBytes/4 + snapshotState/16)
 		time.Sleep(time.Minute)
-		g := inspect.Of(simQueue(s.leader)).Group(0)
-		before, err := g.FirstIndex()
-		require.NoError(t, err)
+		require.Empty(t, s.remains(s.victim))
+		require.Less(t, s.bytes(), int64(snapshotState/8))
+		before := s.firstIndex()
 		s.produce(40, 8<<10) // half of the log's limit besides the files
 		for range 40 {
 			s.produce(1, 1)
 		}
 		time.Sleep(6 * time.Minute)
-		after, err := g.FirstIndex()
-		require.NoError(t, err)
-		require.Greater(t, after, before)
+		require.Greater(t, s.firstIndex(), before)
 		s.victim.fill(simtest.DiskSize)
+		s.work(3*snapshotTime, s.caughtUp)
+		require.True(t, s.caughtUp())
 	})
 }
 
@@ -307,16 +303,12 @@ func (c *breakingConn) Read(b []byte) (int, error) {
 func TestSnapshotThatGetsNowhere(t *testing.T) {
 	slowSnapshotCase(t, snapshotState/4, func(t *testing.T, s *slowSnapshot) {
 		s.limit(0)
-		v := s.victim
+		v, l := s.victim, new(breaking)
 		v.stop()
-		o, _ := s.options(v)
-		l := &breaking{Listener: o.Cluster.Listener}
-		o.Cluster.Listener, o.Cluster.Advertise = l, v.name
-		q, err := codeq.Open("queue", o)
-		require.NoError(t, err)
-		v.mu.Lock()
-		v.q = q
-		v.mu.Unlock()
+		require.NoError(t, s.openWith(v, func(o *codeq.Options) {
+			l.Listener = o.Cluster.Listener
+			o.Cluster.Listener, o.Cluster.Advertise = l, v.name
+		}))
 		time.Sleep(time.Minute)
 		require.Positive(t, l.files.Load())
 		require.Less(t, l.files.Load(), int64(40))
@@ -335,24 +327,9 @@ func TestLogHeldIsBounded(t *testing.T) {
 		s.limit(large)
 		for range 4 * s.lacks / large {
 			s.produce(1, large)
-			g := inspect.Of(simQueue(s.leader)).Group(0)
-			first, err := g.FirstIndex()
-			require.NoError(t, err)
-			require.Less(t, int64(g.Raft().LastIndex()-first)*large, int64(6<<20)) // of 7 MiB
+			last := inspect.Of(simQueue(s.leader)).Group(0).Raft().LastIndex()
+			require.Less(t, int64(last-s.firstIndex())*large, int64(6<<20)) // of 7 MiB
 		}
-	})
-}
-
-// TestFullDiskRefusesSnapshot: a node without room for the files refuses them before they come.
-func TestFullDiskRefusesSnapshot(t *testing.T) {
-	slowSnapshotCase(t, snapshotState/4, func(t *testing.T, s *slowSnapshot) {
-		s.victim.fill(optionsOf(simQueue(s.victim)).MinFreeBytes/4 + snapshotState/8)
-		s.work(30*time.Second, never)
-		require.Empty(t, s.remains(s.victim))
-		require.Less(t, s.bytes(), int64(snapshotState/8))
-		s.victim.fill(simtest.DiskSize)
-		s.work(3*snapshotTime, s.caughtUp)
-		require.True(t, s.caughtUp())
 	})
 }
 

@@ -29,7 +29,7 @@ type ended struct {
 // without changes.
 func TestCallsOfStuckShard(t *testing.T) {
 	t.Parallel()
-	withFullMajority(t, hidingRoom(codeq.Options{StallAfter: 2 * time.Second}), func(t *testing.T, nodes []*codeq.Queue, timeout time.Duration, fill func(int64)) {
+	withFullMajority(t, hidingRoom(codeq.Options{StallAfter: 2 * time.Second}), func(t *testing.T, _ *simCluster, nodes []*codeq.Queue, fill func(int64)) {
 		live := queuetest.Produce(t, nodes[0], codeq.Task{Queue: "live", RunAt: time.Now().Add(24 * time.Hour)})[0]
 		var m codeq.Mux
 		codeq.Handle(&m, "verbs", func(context.Context, *codeq.Job[[]byte]) error { return nil })
@@ -38,7 +38,7 @@ func TestCallsOfStuckShard(t *testing.T) {
 		results := make(chan ended, 1000)
 		call := func(name string, verb func(context.Context) error) {
 			calls.Go(func() {
-				ctx, cancel := context.WithTimeout(t.Context(), 10*timeout)
+				ctx, cancel := context.WithTimeout(t.Context(), 10*simCallTimeout)
 				defer cancel()
 				begun := time.Now()
 				err := verb(ctx)
@@ -53,7 +53,7 @@ func TestCallsOfStuckShard(t *testing.T) {
 			call("stuck", stick)
 			time.Sleep(time.Millisecond)
 		}
-		time.Sleep(timeout / 4)
+		time.Sleep(simCallTimeout / 4)
 		for range 8 {
 			call("behind", stick)
 		}
@@ -84,7 +84,7 @@ func TestCallsOfStuckShard(t *testing.T) {
 			switch r.name {
 			case "Claim, waiting", "ClaimBatch, waiting", "Await", "WaitIdle", "WaitReady":
 				require.ErrorIs(t, r.err, context.DeadlineExceeded, r.name)
-				require.Equal(t, 10*timeout, r.took, r.name)
+				require.Equal(t, 10*simCallTimeout, r.took, r.name)
 				continue
 			case "Run":
 				require.NoError(t, r.err)
@@ -94,7 +94,7 @@ func TestCallsOfStuckShard(t *testing.T) {
 			case "ProcessInfo", "Health": // of this node
 				require.NoError(t, r.err)
 			case "Checkpoint": // waits three times for a leader
-				require.LessOrEqual(t, r.took, 3*timeout+timeout/10)
+				require.LessOrEqual(t, r.took, 3*simCallTimeout+simCallTimeout/10)
 				require.Error(t, r.err)
 				continue
 			case "Configure", "Pause", "Resume": // which wait for each other
@@ -112,19 +112,19 @@ func TestCallsOfStuckShard(t *testing.T) {
 					require.ErrorIs(t, r.err, codeq.ErrNotLeader, r.name)
 				}
 			}
-			require.LessOrEqual(t, r.took, timeout+timeout/10, r.name)
+			require.LessOrEqual(t, r.took, simCallTimeout+simCallTimeout/10, r.name)
 		}
 		require.GreaterOrEqual(t, uncertain, 2, "one of each shard was proposed")
 		for _, q := range nodes {
 			verbs := queuetest.VerbsOf(t, q, &m, nil, []codeq.ID{live, live})
 			for _, name := range []string{"AddNode", "ReplaceNode", "Drain", "Undrain"} {
-				ctx, cancel := context.WithTimeout(t.Context(), 2*timeout)
+				ctx, cancel := context.WithTimeout(t.Context(), 2*simCallTimeout)
 				begun := time.Now()
 				err := verbs[name](ctx)
 				took := time.Since(begun)
 				cancel()
 				t.Logf("%-22s %8v %v", name, took.Round(time.Millisecond), err)
-				require.LessOrEqual(t, took, 2*timeout+timeout/10, name)
+				require.LessOrEqual(t, took, 2*simCallTimeout+simCallTimeout/10, name)
 				if name == "AddNode" || name == "ReplaceNode" {
 					require.Error(t, err, name)
 				}
@@ -133,11 +133,9 @@ func TestCallsOfStuckShard(t *testing.T) {
 		fill(simtest.DiskSize)
 		before := time.Now()
 		require.NoError(t, nodes[1].WaitReady(t.Context()))
-		require.Less(t, time.Since(before), timeout)
+		require.Less(t, time.Since(before), simCallTimeout)
 		queuetest.Produce(t, nodes[1], codeq.Task{Queue: "a"})
-		counts, err := nodes[0].Stats(t.Context())
-		require.NoError(t, err)
-		require.EqualValues(t, uncertain+1, counts["a"].Ready, "what was uncertain is stored once, and nothing that was behind it")
+		require.EqualValues(t, uncertain+1, queuetest.CountsOf(t, nodes[0], "a").Ready, "what was uncertain is stored once, and nothing that was behind it")
 	})
 }
 
@@ -146,7 +144,7 @@ func TestCallsOfStuckShard(t *testing.T) {
 // nodes. Other calls work, and all calls work when there is room.
 func TestRoomOfMajority(t *testing.T) {
 	t.Parallel()
-	withFullMajority(t, codeq.Options{}, func(t *testing.T, nodes []*codeq.Queue, timeout time.Duration, fill func(int64)) {
+	withFullMajority(t, codeq.Options{}, func(t *testing.T, _ *simCluster, nodes []*codeq.Queue, fill func(int64)) {
 		ctx := t.Context()
 		refused := func(err error) {
 			t.Helper()
@@ -168,7 +166,7 @@ func TestRoomOfMajority(t *testing.T) {
 				} else {
 					require.NoError(t, err)
 					fill(testkit.FreeAt[3])
-					require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+					queuetest.Complete(t, q, l)
 					fill(free)
 				}
 				_, err = q.Produce(ctx, codeq.Task{Queue: "a"})
@@ -177,15 +175,13 @@ func TestRoomOfMajority(t *testing.T) {
 				} else {
 					require.NoError(t, err)
 				}
-				counts, err := q.Stats(ctx)
-				require.NoError(t, err)
-				require.Positive(t, counts["a"].Ready)
+				require.Positive(t, queuetest.CountsOf(t, q, "a").Ready)
 				_, err = q.Info(ctx)
 				require.NoError(t, err)
 				for _, err := range q.List(ctx, codeq.ListOptions{State: codeq.Ready}) {
 					require.NoError(t, err)
 				}
-				require.Less(t, time.Since(begun), timeout+20*time.Second)
+				require.Less(t, time.Since(begun), simCallTimeout+20*time.Second)
 			}
 		}
 		refused(nodes[0].RemoveNode(ctx, "n2"))

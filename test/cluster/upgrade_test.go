@@ -25,6 +25,31 @@ import (
 	"codeq/test/queuetest"
 )
 
+// formatOf returns the format of a shard, as ClusterStatus says.
+func formatOf(t *testing.T, q *codeq.Queue, shard int) int {
+	t.Helper()
+	st, err := q.ClusterStatus(context.Background())
+	require.NoError(t, err)
+	return st.Shards[shard].Format
+}
+
+// upgradeCase runs a story on a cluster of three nodes. Their build knows only oldFormat.
+func upgradeCase(t *testing.T, shards int, story func(t *testing.T, c *simCluster)) {
+	upgradeCaseWith(t, codeq.Options{Shards: shards}, story)
+}
+
+func upgradeCaseWith(t *testing.T, opts codeq.Options, story func(t *testing.T, c *simCluster)) {
+	simCaseOf(t, 1, 3, opts, oldFormat, story)
+}
+
+// become closes a node, unless it is down, and opens it with a build that knows formats up to
+// newest.
+func (n *simNode) become(newest int) error {
+	n.stop()
+	n.newest = newest
+	return n.cluster.open(n)
+}
+
 // caughtUp reports whether the nodes that are up have applied all entries of the leaders' logs.
 func (c *simCluster) caughtUp() bool {
 	for shard := range c.opts.Shards {
@@ -118,14 +143,14 @@ func TestUpgrade(t *testing.T) {
 		require.ErrorIs(t, err, codeq.ErrFormat)
 		require.ErrorContains(t, err, `node "n3" knows format 7, the cluster of node "n0" has format 8`)
 		joining.join = false
-		joining.wipe()
+		joining.machine.Wipe()
 		require.NoError(t, c.open(joining), "it waits to be added")
 		err = simQueue(c.nodes[0]).AddNode(t.Context(), codeq.Peer{Node: joining.name, Address: joining.name})
 		require.ErrorIs(t, err, codeq.ErrFormat)
 		require.ErrorContains(t, err, `node "n3" knows format 7, the cluster of node "n0" has format 8`)
 		joining.stop()
 		joining.join = true
-		joining.wipe()
+		joining.machine.Wipe()
 		require.NoError(t, joining.become(newFormat))
 		c.nodes = append(c.nodes, joining)
 		for range 3 {
@@ -247,15 +272,11 @@ func TestFoundersOfTwoBuilds(t *testing.T) {
 		t.Run(fmt.Sprint("old ", old), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := newSimCluster(t, 1, 0, codeq.Options{Shards: 2})
-				for i := range 3 {
-					n := c.node(false)
+				c.found(3)
+				for i, n := range c.nodes {
 					if i == old {
 						n.newest = oldFormat
 					}
-					c.peers = append(c.peers, codeq.Peer{Node: n.name, Address: n.name})
-					c.nodes = append(c.nodes, n)
-				}
-				for _, n := range c.nodes {
 					n.start()
 				}
 				c.awaitLeaders()
@@ -359,13 +380,41 @@ func (n *simNode) openFullFor(t *testing.T, part string) *fullDisk {
 	n.stop()
 	n.newest = newFormat
 	disk := &fullDisk{part: part}
-	o, life := n.cluster.options(n)
-	inspect.Options(o).FS = &testkit.HookFS{FS: inspect.Options(o).FS, Before: disk.before}
-	q, err := codeq.Open("queue", o)
-	require.NoError(t, err)
+	require.NoError(t, n.cluster.openWith(n, func(o *codeq.Options) {
+		inspect.Options(o).FS = &testkit.HookFS{FS: inspect.Options(o).FS, Before: disk.before}
+	}))
 	disk.full.Store(true)
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.q, n.life = q, life
 	return disk
+}
+
+// TestCopyFromBeforeAnUpgrade: a copy from the previous build is detected once the cluster has the
+// new format, even if it was opened undetected before.
+func TestCopyFromBeforeAnUpgrade(t *testing.T) {
+	upgradeCase(t, 1, func(t *testing.T, c *simCluster) {
+		_, n := c.lead()
+		n.stop()
+		image := n.image()
+		for _, m := range c.members() {
+			require.NoError(t, m.become(0))
+		}
+		c.awaitFormat()
+		n.produce(t, 10)
+		n.stop()
+		n.start()
+		c.awaitSeenAfter(n, image.life)
+		n.stop()
+		n.putBack(image)
+		c.net.Isolate(n.name, c.names())
+		for range 2 {
+			n.start() // it reaches no other node
+			n.stop()
+		}
+		c.net.Heal(true)
+		n.start()
+		n.requireOldCopy(t)
+		n.start()
+		require.NotEqual(t, image.id, n.id())
+		c.awaitVotes()
+		require.Equal(t, 10, n.count(t))
+	})
 }

@@ -49,12 +49,10 @@ func TestCallers(t *testing.T) {
 				"await":         m.await,
 				"finish":        func(*rapid.T) { m.run(m.drawFinish()) },
 				"control":       func(*rapid.T) { m.run(m.drawControl()) },
-				"purge":         func(*rapid.T) { m.run(m.drawPurge()) },
 				"configure":     func(*rapid.T) { m.run(m.drawConfigure()) },
 				"together":      m.together,
 				"sleep":         m.sleep,
 				"step wall":     m.stepWall,
-				"user code":     m.userCode,
 				"low disk":      m.lowDisk,
 				"reopen":        func(*rapid.T) { m.reopen(nil) },
 				"crash":         m.crash,
@@ -432,49 +430,6 @@ func (m *crowd) settleAwaits(strict bool) {
 			return false
 		}
 	})
-}
-
-// userCode is the action of user functions that fail within a call: the caller gets the panic, and
-// nothing else changes.
-func (m *crowd) userCode(*rapid.T) {
-	ctx, failure := context.Background(), errors.New("of the user")
-	queue := oneOf(m, "queue", "a", "b")
-	fail := oneOf(m, "user code",
-		func() {
-			_ = m.q.Configure(ctx, queue, func(s *codeq.Settings) {
-				require.Equal(m.t, m.settings[queue], *s)
-				require.ErrorIs(m.t, m.q.Pause(ctx, queue), codeq.ErrInvalid) // within another call
-				s.Paused, s.Concurrency = true, 1
-				panic(failure)
-			})
-		},
-		func() {
-			for range m.q.List(ctx, codeq.ListOptions{State: codeq.Ready, Queue: queue}) {
-				panic(failure)
-			}
-			panic(failure)
-		},
-		func() {
-			ctx, cancel := context.WithCancelCause(ctx)
-			cancel(failure)
-			_, err := m.q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"no tasks"}})
-			panic(err)
-		},
-	)
-	func() {
-		defer func() {
-			v := recover()
-			err, ok := v.(error)
-			if !ok {
-				panic(v) // a check of the test
-			}
-			require.ErrorIs(m.t, err, failure)
-		}()
-		fail()
-	}()
-	before := m.seen
-	m.settle(true)
-	m.unchanged(before, len(m.waiters) == 0)
 }
 
 // lowDisk is the action of calls with less room on the disk: produces are refused, and with still

@@ -45,14 +45,12 @@ func TestCorruptionOfANode(t *testing.T) {
 	disk, votes := crashfs.New(), simtest.NewVotes()
 	q, err := queuetest.OneNode(disk, votes)
 	require.NoError(t, err)
-	ctx := context.Background()
 	require.Eventually(t, func() bool { // earlier writes of a founder make many small files
 		m, err := manifest.Read(disk, "queue")
 		return err == nil && len(m.Founders) == 0 && inspect.Of(q).Leads(0) && inspect.Of(q).Leads(1)
 	}, 20*time.Second, time.Millisecond)
 	for i := range 60 {
-		_, err := q.Produce(ctx, codeq.Task{Queue: "a", Payload: fmt.Append(nil, i, strings.Repeat("x", 100))})
-		require.NoError(t, err)
+		queuetest.Produce(t, q, codeq.Task{Queue: "a", Payload: fmt.Append(nil, i, strings.Repeat("x", 100))})
 		if i == 30 {
 			for shard := range inspect.Of(q).Shards() {
 				require.NoError(t, inspect.Of(q).Group(shard).Raft().Snapshot().Error())
@@ -60,9 +58,7 @@ func TestCorruptionOfANode(t *testing.T) {
 		}
 	}
 	for range 10 {
-		l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}})
-		require.NoError(t, err)
-		require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+		queuetest.Complete(t, q, queuetest.Claim(t, q, "a"))
 	}
 	killed := disk.Clone()
 	require.NoError(t, q.Close())

@@ -78,8 +78,7 @@ func TestDamageThatPanics(t *testing.T) {
 			disk.armed.Store(false)
 			q, err = open(disk)
 			require.NoError(t, err)
-			_, err = q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}})
-			require.NoError(t, err)
+			queuetest.Claim(t, q, "a")
 			require.NoError(t, q.Close())
 		})
 	}

@@ -68,8 +68,7 @@ func TestDiskLevels(t *testing.T) {
 		kept := codeq.Task{Queue: "kept", Retention: time.Hour}
 		lease := func(task codeq.Task) codeq.Receipt {
 			task.Queue += " leased"
-			_, err := q.Produce(ctx, task)
-			require.NoError(t, err)
+			queuetest.Produce(t, q, task)
 			return queuetest.ClaimNow(t, q, task.Queue).Receipt
 		}
 		dead := func(queue string) codeq.ID {
@@ -78,25 +77,25 @@ func TestDiskLevels(t *testing.T) {
 			return r.ID
 		}
 		waits := func(task codeq.Task) codeq.ID {
-			id, err := q.Produce(ctx, task)
-			require.NoError(t, err)
+			id := queuetest.Produce(t, q, task)[0]
 			return id
 		}
 		schedule := func(name string) codeq.Schedule { return codeq.Schedule{Name: name, Cron: "@yearly", Task: task} }
+		now := func(call func() error) func() func() error { return func() func() error { return call } }
+		of := func(task codeq.Task, end func(codeq.Receipt) error) func() func() error {
+			return func() func() error {
+				r := lease(task)
+				return func() error { return end(r) }
+			}
+		}
 		verbs := []struct {
 			name  string
 			level engine.Room // the lowest at which it works
 			plan  func() func() error
 		}{
-			{"Produce", engine.Roomy, func() func() error {
-				return func() error { _, err := q.Produce(ctx, task); return err }
-			}},
-			{"ProduceBatch", engine.Roomy, func() func() error {
-				return func() error { _, err := q.ProduceBatch(ctx, []codeq.Task{task, task}); return err }
-			}},
-			{"SetSchedule", engine.Roomy, func() func() error {
-				return func() error { return q.SetSchedule(ctx, schedule("new")) }
-			}},
+			{"Produce", engine.Roomy, now(func() error { _, err := q.Produce(ctx, task); return err })},
+			{"ProduceBatch", engine.Roomy, now(func() error { _, err := q.ProduceBatch(ctx, []codeq.Task{task, task}); return err })},
+			{"SetSchedule", engine.Roomy, now(func() error { return q.SetSchedule(ctx, schedule("new")) })},
 			{"Claim", engine.RoomLow, func() func() error {
 				waits(codeq.Task{Queue: "to claim"})
 				return func() error {
@@ -112,49 +111,23 @@ func TestDiskLevels(t *testing.T) {
 				id := waits(codeq.Task{Queue: "b"})
 				return func() error { return q.SetPriority(ctx, id, 7) }
 			}},
-			{"Complete with a follow-up", engine.RoomScarce, func() func() error {
-				r := lease(task)
-				return func() error { return q.Complete(ctx, r, nil, task) }
-			}},
-			{"Complete, kept", engine.RoomScarce, func() func() error {
-				r := lease(kept)
-				return func() error { return q.Complete(ctx, r, []byte("result")) }
-			}},
-			{"Retry", engine.RoomScarce, func() func() error {
-				r := lease(task)
-				return func() error { return q.Retry(ctx, r, codeq.RetryOptions{}) }
-			}},
-			{"Release", engine.RoomScarce, func() func() error {
-				r := lease(task)
-				return func() error { return q.Release(ctx, r, time.Hour) }
-			}},
-			{"DeadLetter", engine.RoomScarce, func() func() error {
-				r := lease(task)
-				return func() error { return q.DeadLetter(ctx, r, nil) }
-			}},
-			{"Extend", engine.RoomScarce, func() func() error {
-				r := lease(task)
-				return func() error { return q.Extend(ctx, r, 2*time.Hour) }
-			}},
+			{"Complete with a follow-up", engine.RoomScarce, of(task, func(r codeq.Receipt) error { return q.Complete(ctx, r, nil, task) })},
+			{"Complete, kept", engine.RoomScarce, of(kept, func(r codeq.Receipt) error { return q.Complete(ctx, r, []byte("result")) })},
+			{"Retry", engine.RoomScarce, of(task, func(r codeq.Receipt) error { return q.Retry(ctx, r, codeq.RetryOptions{}) })},
+			{"Release", engine.RoomScarce, of(task, func(r codeq.Receipt) error { return q.Release(ctx, r, time.Hour) })},
+			{"DeadLetter", engine.RoomScarce, of(task, func(r codeq.Receipt) error { return q.DeadLetter(ctx, r, nil) })},
+			{"Extend", engine.RoomScarce, of(task, func(r codeq.Receipt) error { return q.Extend(ctx, r, 2*time.Hour) })},
 			{"Cancel, kept", engine.RoomScarce, func() func() error {
 				id := waits(kept)
 				return func() error { return q.Cancel(ctx, id) }
 			}},
-			{"Configure", engine.RoomScarce, func() func() error {
-				return func() error { return q.Configure(ctx, "b", func(s *codeq.Settings) { s.Concurrency++ }) }
-			}},
-			{"Complete", engine.RoomNone, func() func() error {
-				r := lease(task)
-				return func() error { return q.Complete(ctx, r, []byte("dropped")) }
-			}},
+			{"Configure", engine.RoomScarce, now(func() error { return q.Configure(ctx, "b", func(s *codeq.Settings) { s.Concurrency++ }) })},
+			{"Complete", engine.RoomNone, of(task, func(r codeq.Receipt) error { return q.Complete(ctx, r, []byte("dropped")) })},
 			{"Cancel", engine.RoomNone, func() func() error {
 				id := waits(task)
 				return func() error { return q.Cancel(ctx, id) }
 			}},
-			{"Cancel, leased", engine.RoomNone, func() func() error {
-				r := lease(task)
-				return func() error { return q.Cancel(ctx, r.ID) }
-			}},
+			{"Cancel, leased", engine.RoomNone, of(task, func(r codeq.Receipt) error { return q.Cancel(ctx, r.ID) })},
 			{"DeleteSchedule", engine.RoomNone, func() func() error {
 				require.NoError(t, q.SetSchedule(ctx, schedule("old")))
 				return func() error { return q.DeleteSchedule(ctx, "old") }
@@ -200,9 +173,7 @@ func TestDiskLevels(t *testing.T) {
 					return err
 				}
 			}},
-			{"ListPage", engine.RoomEmpty, func() func() error {
-				return func() error { _, err := q.ListPage(ctx, codeq.PageOptions{}); return err }
-			}},
+			{"ListPage", engine.RoomEmpty, now(func() error { _, err := q.ListPage(ctx, codeq.PageOptions{}); return err })},
 			{"FindByKey", engine.RoomEmpty, func() func() error {
 				t := codeq.Task{Queue: "keys to find", Unique: codeq.Unique{Key: "k"}}
 				_, _ = q.Produce(ctx, t) // an earlier pass may have stored it
@@ -211,15 +182,9 @@ func TestDiskLevels(t *testing.T) {
 					return err
 				}
 			}},
-			{"Stats", engine.RoomEmpty, func() func() error {
-				return func() error { _, err := q.Stats(ctx); return err }
-			}},
-			{"Info", engine.RoomEmpty, func() func() error {
-				return func() error { _, err := q.Info(ctx); return err }
-			}},
-			{"TotalsByDay", engine.RoomEmpty, func() func() error {
-				return func() error { _, err := q.TotalsByDay(ctx, "a"); return err }
-			}},
+			{"Stats", engine.RoomEmpty, now(func() error { _, err := q.Stats(ctx); return err })},
+			{"Info", engine.RoomEmpty, now(func() error { _, err := q.Info(ctx); return err })},
+			{"TotalsByDay", engine.RoomEmpty, now(func() error { _, err := q.TotalsByDay(ctx, "a"); return err })},
 			{"Get", engine.RoomEmpty, func() func() error {
 				id := waits(kept)
 				return func() error { _, err := q.Get(ctx, id); return err }
@@ -232,9 +197,7 @@ func TestDiskLevels(t *testing.T) {
 					return nil
 				}
 			}},
-			{"Schedules", engine.RoomEmpty, func() func() error {
-				return func() error { _, err := q.Schedules(ctx); return err }
-			}},
+			{"Schedules", engine.RoomEmpty, now(func() error { _, err := q.Schedules(ctx); return err })},
 		}
 		for level := engine.Roomy; level <= engine.RoomEmpty; level++ {
 			dropTo(disk, engine.Roomy)
@@ -379,11 +342,9 @@ func TestDiskFullForTimes(t *testing.T) {
 		disk := testkit.NewSmallDisk(64 << 20)
 		q := openOnSmallDisk(t, disk, func(o *codeq.Options) { o.Shards = 1 })
 		require.NoError(t, q.SetSchedule(ctx, codeq.Schedule{Name: "s", Every: 10 * time.Second, Missed: codeq.MissedAll, Task: codeq.Task{Queue: "ticks"}}))
-		_, err := q.Produce(ctx, codeq.Task{Queue: "a"})
-		require.NoError(t, err)
-		_, err = q.Produce(ctx, codeq.Task{Queue: "later", RunAt: time.Now().Add(time.Minute)})
-		require.NoError(t, err)
-		_, err = q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Minute})
+		queuetest.Produce(t, q, codeq.Task{Queue: "a"})
+		queuetest.Produce(t, q, codeq.Task{Queue: "later", RunAt: time.Now().Add(time.Minute)})
+		_, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Minute})
 		require.NoError(t, err)
 		counts := func() (ticks, leased, scheduled int) {
 			stats, err := q.Stats(ctx)
@@ -407,8 +368,7 @@ func TestDiskFullForTimes(t *testing.T) {
 				require.Zero(t, scheduled)
 				_, err = q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Minute})
 				require.NoError(t, err)
-				id, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"later"}})
-				require.NoError(t, err)
+				id := queuetest.Claim(t, q, "later")
 				require.NoError(t, q.Release(ctx, id.Receipt, time.Minute))
 			}
 			if free < testkit.MinFree/2 {
@@ -423,41 +383,6 @@ func TestDiskFullForTimes(t *testing.T) {
 				require.Zero(t, leased)
 			}
 		}
-		require.NoError(t, q.Close())
-	})
-}
-
-// TestDiskFullForRun: Run waits for room, and goes on.
-func TestDiskFullForRun(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const tasks = 100
-		ctx, cancel := context.WithCancel(t.Context())
-		disk := testkit.NewSmallDisk(64 << 20)
-		q := openOnSmallDisk(t, disk, nil)
-		for range tasks {
-			_, err := q.Produce(ctx, codeq.Task{Queue: "a"})
-			require.NoError(t, err)
-		}
-		disk.Free(testkit.MinFree/2 - 1)
-		time.Sleep(2 * time.Second)
-		var done atomic.Int64
-		mux := new(codeq.Mux)
-		codeq.Handle(mux, "a", func(context.Context, *codeq.Job[[]byte]) error {
-			done.Add(1)
-			return nil
-		})
-		ended := make(chan error, 1)
-		go func() { ended <- q.Run(ctx, mux, &codeq.RunOptions{Concurrency: 4}) }()
-		asked := disk.Asked.Load()
-		time.Sleep(time.Minute)
-		require.Empty(t, ended)
-		require.Zero(t, done.Load())
-		require.Less(t, disk.Asked.Load()-asked, int64(200))
-		disk.Free(64 << 20)
-		time.Sleep(2 * time.Second)
-		require.EqualValues(t, tasks, done.Load())
-		cancel()
-		require.NoError(t, <-ended)
 		require.NoError(t, q.Close())
 	})
 }
@@ -487,7 +412,7 @@ func TestDiskScarceAmidTelling(t *testing.T) {
 				l := queuetest.ClaimNow(t, q, "parent")
 				dropTo(disk, engine.RoomScarce)
 				if end == codeq.Done {
-					require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+					queuetest.Complete(t, q, l)
 				} else {
 					require.NoError(t, q.Retry(ctx, l.Receipt, codeq.RetryOptions{}))
 				}
@@ -521,7 +446,6 @@ func TestDiskFullKeepsOutcomes(t *testing.T) {
 	for level := engine.RoomLow; level <= engine.RoomEmpty; level++ {
 		t.Run(level.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				ctx, cancel := context.WithCancel(t.Context())
 				disk := testkit.NewSmallDisk(64 << 20)
 				q := openOnSmallDisk(t, disk, func(o *codeq.Options) { o.LeaseFor, o.MaxAttempts = time.Minute, 3 })
 				for _, queue := range []string{"follow", "keep", "retry", "snooze", "drop"} {
@@ -551,21 +475,18 @@ func TestDiskFullKeepsOutcomes(t *testing.T) {
 				handle("retry", func(*codeq.Job[[]byte]) error { return codeq.RetryAfter(100*time.Hour, errors.New("no")) })
 				handle("snooze", func(*codeq.Job[[]byte]) error { return codeq.Snooze(100 * time.Hour) })
 				handle("drop", func(*codeq.Job[[]byte]) error { return nil })
-				ended := make(chan error, 1)
-				go func() {
-					ended <- q.Run(ctx, mux, &codeq.RunOptions{Concurrency: 20, OnError: func(_ *codeq.Lease, err error) {
-						mu.Lock()
-						reported = append(reported, err)
-						mu.Unlock()
-					}})
-				}()
+				stop := queuetest.Run(q, mux, codeq.RunOptions{Concurrency: 20, OnError: func(_ *codeq.Lease, err error) {
+					mu.Lock()
+					reported = append(reported, err)
+					mu.Unlock()
+				}})
 				synctest.Wait()
 				dropTo(disk, level)
 				close(full)
 				time.Sleep(time.Hour)
 				disk.Free(64 << 20)
 				time.Sleep(10 * time.Second)
-				stats, err := q.Stats(ctx)
+				stats, err := q.Stats(t.Context())
 				require.NoError(t, err)
 				require.Equal(t, map[string]codeq.Counts{
 					"keep": {Done: 3}, "retry": {Scheduled: 3}, "snooze": {Scheduled: 3},
@@ -577,8 +498,7 @@ func TestDiskFullKeepsOutcomes(t *testing.T) {
 					require.EqualError(t, err, "no")
 				}
 				require.NoError(t, queuetest.CheckAll(q))
-				cancel()
-				require.NoError(t, <-ended)
+				require.NoError(t, stop())
 				require.NoError(t, q.Close())
 			})
 		})
@@ -627,9 +547,8 @@ func TestDiskFullAtTheEndOfRun(t *testing.T) {
 		}
 		disk.Free(64 << 20)
 		q = openOnSmallDisk(t, disk, nil)
-		stats, err := q.Stats(t.Context())
-		require.NoError(t, err)
-		require.EqualValues(t, tasks, stats["a"].Ready+stats["a"].Leased)
+		counts := queuetest.CountsOf(t, q, "a")
+		require.EqualValues(t, tasks, counts.Ready+counts.Leased)
 		require.NoError(t, queuetest.CheckAll(q))
 		require.NoError(t, q.Close())
 	})
@@ -650,10 +569,9 @@ func TestDiskReallyFull(t *testing.T) {
 					disk.Only, disk.Err = ".sst", full
 					q := openOnSmallDisk(t, disk, func(o *codeq.Options) { o.MinFreeBytes, o.LeaseFor = -1, time.Minute })
 					first := queuetest.StartingAt(q, 0)
-					_, err := first.Produce(ctx, codeq.Task{Queue: "b"})
-					require.NoError(t, err)
-					l, err := first.Claim(ctx, codeq.ClaimRequest{Queues: []string{"b"}})
-					require.NoError(t, err)
+					queuetest.Produce(t, first, codeq.Task{Queue: "b"})
+					l := queuetest.Claim(t, first, "b")
+					var err error
 					produced, payload := 0, bytes.Repeat([]byte("x"), 20<<10)
 					for {
 						if _, err = first.Produce(ctx, codeq.Task{Queue: "a", Payload: payload}); err != nil {
@@ -669,17 +587,11 @@ func TestDiskReallyFull(t *testing.T) {
 					require.ErrorIs(t, q.Complete(ctx, l.Receipt, nil), codeq.ErrDiskFull)
 					_, err = first.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true})
 					require.ErrorIs(t, err, codeq.ErrDiskFull)
-					info, err := q.Get(ctx, l.ID)
-					require.NoError(t, err)
+					info := queuetest.InfoOf(t, q, l.ID)
 					require.Equal(t, codeq.Leased, info.State)
-					stats, err := q.Stats(ctx)
-					require.NoError(t, err)
-					require.EqualValues(t, produced, stats["a"].Ready)
-					_, err = queuetest.StartingAt(q, 1).Produce(ctx, codeq.Task{Queue: "c"})
-					require.NoError(t, err)
-					got, err := first.Claim(ctx, codeq.ClaimRequest{Queues: []string{"c"}})
-					require.NoError(t, err, "of another shard")
-					require.NoError(t, q.Complete(ctx, got.Receipt, nil))
+					require.EqualValues(t, produced, queuetest.CountsOf(t, q, "a").Ready)
+					queuetest.Produce(t, queuetest.StartingAt(q, 1), codeq.Task{Queue: "c"})
+					queuetest.Complete(t, q, queuetest.Claim(t, first, "c"))
 					require.Zero(t, time.Since(begin), "nothing has waited")
 					time.Sleep(2 * time.Minute)
 					require.ErrorIs(t, q.Complete(ctx, l.Receipt, nil), codeq.ErrDiskFull)
@@ -687,8 +599,7 @@ func TestDiskReallyFull(t *testing.T) {
 						disk.Free(64 << 20)
 						time.Sleep(store.LookEvery * time.Millisecond)
 						require.NoError(t, q.Complete(ctx, l.Receipt, nil), "the lease is in force")
-						_, err = first.Produce(ctx, codeq.Task{Queue: "b"})
-						require.NoError(t, err)
+						queuetest.Produce(t, first, codeq.Task{Queue: "b"})
 						require.NoError(t, q.Close())
 					} else {
 						require.NoError(t, q.Close())
@@ -699,9 +610,7 @@ func TestDiskReallyFull(t *testing.T) {
 						disk.Free(64 << 20)
 					}
 					q = openOnSmallDisk(t, disk, nil)
-					stats, err = q.Stats(ctx)
-					require.NoError(t, err)
-					require.EqualValues(t, produced, stats["a"].Ready)
+					require.EqualValues(t, produced, queuetest.CountsOf(t, q, "a").Ready)
 					require.NoError(t, queuetest.CheckAll(q))
 					require.NoError(t, q.Close())
 				})
@@ -718,56 +627,53 @@ func TestLogWithoutSpace(t *testing.T) {
 	t.Parallel()
 	rng := testkit.Seeded(t)
 	for _, d := range []codeq.Durability{codeq.DurabilityNone, codeq.DurabilityProcess, codeq.DurabilityDisk} {
-		for _, shards := range []int{1, 3} {
-			for _, size := range []int{100, 20 << 10} {
-				synctest.Test(t, func(t *testing.T) {
-					ctx := t.Context()
-					disk := testkit.NewSmallDisk(int64(24<<20 + rng.IntN(4<<20)))
-					disk.Err = []error{syscall.ENOSPC, syscall.EDQUOT}[rng.IntN(2)]
-					q := openOnSmallDisk(t, disk, func(o *codeq.Options) {
-						o.MinFreeBytes, o.Shards, o.Durability = -1, shards, d
-					})
-					id := queuetest.Produce(t, q, codeq.Task{Queue: "b"})[0]
-					batch := make([]codeq.Task, min(200, 256<<10/size))
-					for i := range batch {
-						payload := make([]byte, size) // that does not compress
-						for k := range payload {
-							payload[k] = byte(rng.Uint32())
-						}
-						batch[i] = codeq.Task{Queue: "a", Payload: payload}
-					}
-					produced := 0
-					for range 3 {
-						disk.Free(int64(rng.IntN(8 << 20)))
-						time.Sleep(store.LookEvery * time.Millisecond)
-						for {
-							_, err := q.ProduceBatch(ctx, batch)
-							if err != nil {
-								require.ErrorIs(t, err, codeq.ErrDiskFull)
-								require.NotErrorIs(t, err, codeq.ErrUncertain)
-								break
-							}
-							produced += len(batch)
-							require.Less(t, produced*size, 100<<20)
-						}
-						begin := time.Now()
-						info, err := q.Get(ctx, id)
-						require.NoError(t, err)
-						require.Equal(t, codeq.Ready, info.State)
-						require.EqualValues(t, produced, queuetest.CountsOf(t, q, "a").Ready)
-						require.Zero(t, time.Since(begin), "nothing has waited")
-					}
-					disk.Free(64 << 20)
-					time.Sleep(store.LookEvery * time.Millisecond)
-					queuetest.Complete(t, q, queuetest.ClaimNow(t, q, "b"))
-					require.NoError(t, queuetest.CheckAll(q))
-					require.NoError(t, q.Close())
-					q = openOnSmallDisk(t, disk, func(o *codeq.Options) { o.Shards = shards })
-					require.EqualValues(t, produced, queuetest.CountsOf(t, q, "a").Ready)
-					require.NoError(t, queuetest.CheckAll(q))
-					require.NoError(t, q.Close())
+		for shards, size := range map[int]int{1: 20 << 10, 3: 100} {
+			synctest.Test(t, func(t *testing.T) {
+				ctx := t.Context()
+				disk := testkit.NewSmallDisk(int64(24<<20 + rng.IntN(4<<20)))
+				disk.Err = []error{syscall.ENOSPC, syscall.EDQUOT}[rng.IntN(2)]
+				q := openOnSmallDisk(t, disk, func(o *codeq.Options) {
+					o.MinFreeBytes, o.Shards, o.Durability = -1, shards, d
 				})
-			}
+				id := queuetest.Produce(t, q, codeq.Task{Queue: "b"})[0]
+				batch := make([]codeq.Task, min(200, 256<<10/size))
+				for i := range batch {
+					payload := make([]byte, size) // that does not compress
+					for k := range payload {
+						payload[k] = byte(rng.Uint32())
+					}
+					batch[i] = codeq.Task{Queue: "a", Payload: payload}
+				}
+				produced := 0
+				for range 3 {
+					disk.Free(int64(rng.IntN(8 << 20)))
+					time.Sleep(store.LookEvery * time.Millisecond)
+					for {
+						_, err := q.ProduceBatch(ctx, batch)
+						if err != nil {
+							require.ErrorIs(t, err, codeq.ErrDiskFull)
+							require.NotErrorIs(t, err, codeq.ErrUncertain)
+							break
+						}
+						produced += len(batch)
+						require.Less(t, produced*size, 100<<20)
+					}
+					begin := time.Now()
+					info := queuetest.InfoOf(t, q, id)
+					require.Equal(t, codeq.Ready, info.State)
+					require.EqualValues(t, produced, queuetest.CountsOf(t, q, "a").Ready)
+					require.Zero(t, time.Since(begin), "nothing has waited")
+				}
+				disk.Free(64 << 20)
+				time.Sleep(store.LookEvery * time.Millisecond)
+				queuetest.Complete(t, q, queuetest.ClaimNow(t, q, "b"))
+				require.NoError(t, queuetest.CheckAll(q))
+				require.NoError(t, q.Close())
+				q = openOnSmallDisk(t, disk, func(o *codeq.Options) { o.Shards = shards })
+				require.EqualValues(t, produced, queuetest.CountsOf(t, q, "a").Ready)
+				require.NoError(t, queuetest.CheckAll(q))
+				require.NoError(t, q.Close())
+			})
 		}
 	}
 }
@@ -820,13 +726,10 @@ func TestDiskFullUnderway(t *testing.T) {
 					return
 				}
 				require.ErrorIs(t, <-ended, codeq.ErrDiskFull)
-				stats, err := q.Stats(ctx)
-				require.NoError(t, err)
-				require.EqualValues(t, produced-1, stats["a"].Ready)
+				require.EqualValues(t, produced-1, queuetest.CountsOf(t, q, "a").Ready)
 				fails.Store(false)
 				time.Sleep(store.LookEvery * time.Millisecond)
-				_, err = q.Produce(ctx, codeq.Task{Queue: "a"})
-				require.NoError(t, err)
+				queuetest.Produce(t, q, codeq.Task{Queue: "a"})
 				require.NoError(t, queuetest.CheckAll(q))
 				require.NoError(t, q.Close())
 			})

@@ -437,6 +437,11 @@ func TestPowerLoss(t *testing.T) {
 				p.inherit(inherited)
 				p.run(2400)
 				require.NotEmpty(t, p.images)
+				closed := diskImage{disk: p.disk.CrashClone(vfs.CrashCloneCfg{}), at: "closed", from: p.clock.Add(1)}
+				closed.to = p.clock.Add(1)
+				_, lost, err := p.check(&closed)
+				require.NoError(t, err)
+				require.Zero(t, lost, "Close makes everything durable")
 				next := rng.IntN(len(p.images))
 				for i := range p.images {
 					img := &p.images[i]
@@ -461,55 +466,6 @@ func TestPowerLoss(t *testing.T) {
 			require.GreaterOrEqual(t, images, maxImages/2) // without syncs there are fewer operations to crash at
 			require.Greater(t, logs, 3*shards, "the load is too small to begin new logs; creation and two Opens do")
 			require.Equal(t, level != codeq.DurabilityDisk, lossy > 0)
-		})
-	}
-}
-
-// TestWhatIsLost shows the loss at each level of durability: of the tasks that one producer has
-// stored, only the last ones are missing.
-func TestWhatIsLost(t *testing.T) {
-	t.Parallel()
-	const powerLoss, endOfProcess = 0, 100 // the unsynced data that is left, in %
-	const n = 100
-	for _, tc := range []struct {
-		level codeq.Durability
-		left  int
-		loses bool
-	}{
-		{codeq.DurabilityDisk, powerLoss, false},
-		{codeq.DurabilityDisk, endOfProcess, false},
-		{codeq.DurabilityProcess, powerLoss, true},
-		{codeq.DurabilityProcess, endOfProcess, false},
-		{codeq.DurabilityNone, powerLoss, true},
-		{codeq.DurabilityNone, endOfProcess, true},
-	} {
-		t.Run(fmt.Sprintf("%v, %d%% left", tc.level, tc.left), func(t *testing.T) {
-			disk := crashfs.New()
-			q, err := codeq.Open("queue", queuetest.OnDisk(disk, &codeq.Options{Shards: 1, Durability: tc.level}))
-			require.NoError(t, err)
-			for i := range n {
-				_, err := q.Produce(context.Background(), codeq.Task{Queue: "a", Payload: fmt.Append(nil, i+1, " ")})
-				require.NoError(t, err)
-			}
-			survivors := func(percent int, seed uint64) int {
-				img := disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: rand.New(rand.NewPCG(seed, 0))})
-				q, err := codeq.Open("queue", queuetest.OnDisk(img, &codeq.Options{}))
-				require.NoError(t, err)
-				require.NoError(t, queuetest.CheckAll(q))
-				tasks, err := queuetest.List(q)
-				require.NoError(t, err)
-				for _, info := range tasks {
-					require.LessOrEqual(t, queuetest.SerialOf(info.Payload), len(tasks), "a gap")
-				}
-				require.NoError(t, q.Close())
-				return len(tasks)
-			}
-			require.Equal(t, tc.loses, survivors(tc.left, 0) < n)
-			for seed := range uint64(10) {
-				survivors(50, seed)
-			}
-			require.NoError(t, q.Close())
-			require.Equal(t, n, survivors(powerLoss, 0), "Close makes everything durable")
 		})
 	}
 }

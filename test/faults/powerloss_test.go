@@ -2,7 +2,6 @@ package faults_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -12,7 +11,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
@@ -47,8 +45,7 @@ func TestPowerLossAtTheEndOfABlock(t *testing.T) {
 				before := db.Metrics().WAL.Size
 				produced++
 				payload := fmt.Appendf(nil, "%d %s", produced, strings.Repeat("x", bytes))[:bytes]
-				_, err := q.Produce(context.Background(), codeq.Task{Queue: "a", Payload: payload})
-				require.NoError(t, err)
+				queuetest.Produce(t, q, codeq.Task{Queue: "a", Payload: payload})
 				return int(db.Metrics().WAL.Size-before) - bytes - header
 			}
 			written := func(n int) { // waits until n bytes of the log are written
@@ -85,53 +82,6 @@ func TestPowerLossAtTheEndOfABlock(t *testing.T) {
 				require.NoError(t, q.Close())
 			}
 			require.NotZero(t, torn)
-		})
-	}
-}
-
-// TestParentIsCountedOnce: in a power loss, the shard of a parent loses the parent's end, which the
-// shard of the child has counted. The parent ends once more, and the child still waits for its
-// other parent. Verify lists the child, and a repair corrects it too.
-func TestParentIsCountedOnce(t *testing.T) {
-	t.Parallel()
-	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityNone} {
-		disk := crashfs.New()
-		queuetest.InFlow(t, *inspect.With(&codeq.Options{Shards: 3, Durability: level}, inspect.Private{FS: disk, Boot: "1"}), func(f *queuetest.FlowTest) {
-			sync := func(shard int) {
-				require.NoError(f, queuetest.StoreOf(f.Q, shard).DB().LogData(nil, pebble.Sync)) // to the operating system
-				testkit.SyncLogs(f, disk, fmt.Sprintf("queue/shard-%03d", shard))
-			}
-			first, second := f.ProduceAt(0, codeq.Task{Queue: "first"}), f.ProduceAt(2, codeq.Task{Queue: "second"})
-			child := f.ProduceAt(1, codeq.Task{Queue: "child", After: []codeq.ID{first, second}})
-			synctest.Wait()
-			for shard := range 3 {
-				sync(shard)
-			}
-			f.Complete("first")
-			synctest.Wait()
-			sync(1)
-
-			image := disk.CrashClone(vfs.CrashCloneCfg{})
-			report, err := codeq.Verify("queue", inspect.With(&codeq.VerifyOptions{}, inspect.Private{FS: image}))
-			require.NoError(f, err)
-			require.Len(f, report.Problems, 2, "the numbers of messages, and what the task waits for")
-			require.ErrorContains(f, errors.New(report.Problems[1].String()), "counted twice")
-			repaired, err := codeq.Verify("queue", inspect.With(&codeq.VerifyOptions{Repair: true}, inspect.Private{FS: image}))
-			require.NoError(f, err)
-			require.True(f, repaired.OK())
-			require.Len(f, repaired.Problems, 2)
-			sound, err := codeq.Verify("queue", inspect.With(&codeq.VerifyOptions{}, inspect.Private{FS: image}))
-			require.NoError(f, err)
-			require.Empty(f, sound.Problems)
-
-			img := f.Crash(disk)
-			img.RequireState(codeq.Ready, first)
-			img.RequireState(codeq.Blocked, child)
-			img.Complete("first")
-			img.RequireState(codeq.Blocked, child)
-			img.Complete("second")
-			img.RequireState(codeq.Ready, child)
-			require.NoError(f, img.Q.Close())
 		})
 	}
 }

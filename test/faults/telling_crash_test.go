@@ -158,7 +158,7 @@ func TestCrashAmidTelling(t *testing.T) {
 								if free {
 									l := f.Claim("others")
 									require.Equal(t, other, l.ID)
-									require.NoError(t, f.Q.Complete(ctx, l.Receipt, nil))
+									queuetest.Complete(t, f.Q, l)
 									f.Check()
 								}
 								for onDead := codeq.HoldOnDead; onDead <= codeq.RunOnDead; onDead++ {

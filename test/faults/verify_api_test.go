@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"math"
 	"math/rand/v2"
-	"os"
 	"path"
 	"slices"
 	"strings"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq"
@@ -36,29 +36,15 @@ import (
 	"codeq/test/queuetest"
 )
 
-// writeProtected is a read-only file system; it does not even allow a lock.
-type writeProtected struct{ vfs.FS }
-
-func (w writeProtected) Unwrap() vfs.FS { return w.FS }
-
-func (writeProtected) Create(string, vfs.DiskWriteCategory) (vfs.File, error) {
-	return nil, fs.ErrPermission
+// writeProtected makes a file system read-only; it does not even allow a lock.
+func writeProtected(disk vfs.FS) vfs.FS {
+	return errorfs.Wrap(disk, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if op.Kind != errorfs.OpFileClose && op.Kind.ReadOrWrite() == errorfs.OpIsWrite {
+			return fs.ErrPermission
+		}
+		return nil
+	}))
 }
-
-func (writeProtected) OpenReadWrite(string, vfs.DiskWriteCategory, ...vfs.OpenOption) (vfs.File, error) {
-	return nil, fs.ErrPermission
-}
-
-func (writeProtected) ReuseForWrite(string, string, vfs.DiskWriteCategory) (vfs.File, error) {
-	return nil, fs.ErrPermission
-}
-
-func (writeProtected) Link(string, string) error           { return fs.ErrPermission }
-func (writeProtected) Remove(string) error                 { return fs.ErrPermission }
-func (writeProtected) RemoveAll(string) error              { return fs.ErrPermission }
-func (writeProtected) Rename(string, string) error         { return fs.ErrPermission }
-func (writeProtected) MkdirAll(string, os.FileMode) error  { return fs.ErrPermission }
-func (writeProtected) Lock(name string) (io.Closer, error) { return nil, fs.ErrPermission }
 
 // TestVerifyWithoutPermission: a user with only read permission can verify a closed or killed
 // queue. Only a repair needs write permission.
@@ -68,11 +54,11 @@ func TestVerifyWithoutPermission(t *testing.T) {
 	killed := disk.Clone()
 	require.NoError(t, q.Close())
 	for _, image := range []*crashfs.Disk{disk, killed} {
-		r, err := codeq.Verify("queue", queuetest.OnDisk(writeProtected{image}, &codeq.VerifyOptions{}))
+		r, err := codeq.Verify("queue", queuetest.OnDisk(writeProtected(image), &codeq.VerifyOptions{}))
 		require.NoError(t, err)
 		require.True(t, r.OK(), "%v", r.Problems)
 		require.Len(t, r.Shards, 2)
-		_, err = codeq.Verify("queue", queuetest.OnDisk(writeProtected{image}, &codeq.VerifyOptions{Repair: true}))
+		_, err = codeq.Verify("queue", queuetest.OnDisk(writeProtected(image), &codeq.VerifyOptions{Repair: true}))
 		require.ErrorIs(t, err, fs.ErrPermission)
 	}
 }
@@ -251,7 +237,7 @@ func finishAll(t *testing.T, disk *crashfs.Disk) {
 			require.NoError(t, err)
 		}
 		for _, l := range leases {
-			require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+			queuetest.Complete(t, q, l)
 		}
 		if len(leases) > 0 {
 			return false
@@ -286,8 +272,7 @@ func TestRepairAroundBlocks(t *testing.T) {
 	q, err := codeq.Open("queue", queuetest.VariedOptions(disk))
 	require.NoError(t, err)
 	for range 40 {
-		_, err := q.Produce(context.Background(), codeq.Task{Queue: "of the log"})
-		require.NoError(t, err)
+		queuetest.Produce(t, q, codeq.Task{Queue: "of the log"})
 	}
 	require.NoError(t, q.Close())
 	tasks := queuetest.TasksOf(t, disk.Clone())
@@ -358,7 +343,7 @@ func TestRepairInterrupted(t *testing.T) {
 		})
 		rng := rand.New(rand.NewPCG(1, 1))
 		interrupted, finished := 0, 0
-		step := 8
+		step := 12
 		if *corruptFor > 0 {
 			step = 1
 		}
@@ -412,7 +397,7 @@ func TestRepairOfMissingFiles(t *testing.T) {
 			for _, name := range names {
 				file := path.Join("queue/shard-000", name)
 				kind := kindOf(file)
-				if tried[kind] >= testkit.Sized(3, math.MaxInt) {
+				if tried[kind] >= testkit.Sized(2, math.MaxInt) {
 					continue
 				}
 				info, err := image.Stat(file)

@@ -29,7 +29,7 @@ type FailingQueue struct {
 
 func NewFailingQueue(t *testing.T, level codeq.Durability, fs vfs.FS) *FailingQueue {
 	f := &FailingQueue{T: t, Waiting: make(chan error, waitingClaims)}
-	f.Opts = *inspect.With(&codeq.Options{Shards: 2, Durability: level, LeaseFor: time.Hour}, inspect.Private{FS: fs})
+	f.Opts = *inspect.With(&codeq.Options{Shards: 2, Durability: level, LeaseFor: time.Hour, MemTableBytes: 256 << 10}, inspect.Private{FS: fs})
 	var err error
 	f.Queue, err = codeq.Open("queue", &f.Opts)
 	require.NoError(t, err)

@@ -60,6 +60,35 @@ func ClaimNow(t *testing.T, q *codeq.Queue, queues ...string) *codeq.Lease {
 	return l
 }
 
+// Claim waits for a lease of a queue.
+func Claim(t *testing.T, q *codeq.Queue, queue string) *codeq.Lease {
+	t.Helper()
+	l, err := q.Claim(context.Background(), codeq.ClaimRequest{Queues: []string{queue}})
+	require.NoError(t, err)
+	return l
+}
+
+// Producing produces a task beside the caller, and returns the outcome later.
+func Producing(q *codeq.Queue, task codeq.Task) (outcome <-chan error) {
+	done := make(chan error, 1)
+	go func() {
+		_, err := q.Produce(context.Background(), task)
+		done <- err
+	}()
+	return done
+}
+
+// Run makes a queue run handlers until stop is called, which returns the error of Run.
+func Run(q *codeq.Queue, m *codeq.Mux, opts codeq.RunOptions) (stop func() error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- q.Run(ctx, m, &opts) }()
+	return func() error {
+		cancel()
+		return <-ended
+	}
+}
+
 // Configure is Configure that has to succeed.
 func Configure(t *testing.T, q *codeq.Queue, queue string, change func(*codeq.Settings)) {
 	t.Helper()

@@ -3,7 +3,6 @@ package queuetest
 import (
 	"context"
 	"errors"
-	"fmt"
 	"iter"
 	"path/filepath"
 	"reflect"
@@ -14,18 +13,6 @@ import (
 
 	"codeq"
 )
-
-// chainOver is tasks that wait for each other in turn, and belong to one shard after the other.
-func ChainOver(i int) (chain []codeq.Task) {
-	for n := range 5 {
-		task := codeq.Task{Queue: "chain", LimitKey: KeyOf("chain", (i+n)%3, 3), Payload: fmt.Appendf(nil, "%d.%d", i, n)}
-		if n > 0 {
-			task.After = []codeq.ID{codeq.Nth(n - 1)}
-		}
-		chain = append(chain, task)
-	}
-	return append(chain, codeq.Task{Queue: "chain", Payload: fmt.Appendf(nil, "%d.5", i), After: []codeq.ID{codeq.Nth(0), codeq.Nth(2), codeq.Nth(4)}})
-}
 
 // verbsOf is everyVerb with arguments of the caller's. The verbs are given a nil context
 // as they are any other.
