@@ -5,7 +5,9 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -17,6 +19,7 @@ import (
 
 	"codeq"
 	"codeq/internal/testbase"
+	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
 
@@ -196,4 +199,107 @@ func TestListenerOfFailedOpen(t *testing.T) {
 	fails(codeq.ErrShardCount, dir, "a", 2)
 	fails(codeq.ErrInvalid, dir, "", 1)
 	fails(codeq.ErrInvalid, "", "a", 1)
+}
+
+// threeNodes opens a cluster of three nodes over TCP loopback. config returns the TLS configuration
+// of a node; nil: no TLS.
+func threeNodes(t *testing.T, opts codeq.Options, config func(node string) *tls.Config) []*codeq.Queue {
+	t.Helper()
+	dir := t.TempDir()
+	listeners := make([]net.Listener, 3)
+	var peers []codeq.Peer
+	for i := range listeners {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		listeners[i] = l
+		peers = append(peers, codeq.Peer{Node: fmt.Sprint("n", i), Address: l.Addr().String()})
+	}
+	queues := make([]*codeq.Queue, 3)
+	for i := range queues {
+		o := opts
+		o.Cluster = &codeq.Cluster{Node: peers[i].Node, Listener: listeners[i], Peers: peers}
+		if config != nil {
+			o.Cluster.TLS = config(peers[i].Node)
+		}
+		if os.Getenv("CODEQ_LOG") != "" {
+			o.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
+		}
+		var err error
+		queues[i], err = codeq.Open(filepath.Join(dir, peers[i].Node), &o)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, queues[i].Close()) })
+	}
+	return queues
+}
+
+// TestPagesOfNodes: the pages of a list may come from several nodes, each leading some of the
+// shards.
+func TestPagesOfNodes(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	qs := threeNodes(t, codeq.Options{Shards: 3, Durability: codeq.DurabilityNone}, nil)
+	for _, q := range qs {
+		require.NoError(t, q.WaitReady(ctx))
+	}
+	var want []codeq.ID
+	for i := range 60 {
+		id, err := qs[i%3].Produce(ctx, codeq.Task{Queue: "a", Payload: make([]byte, 3), Unique: codeq.Unique{Key: fmt.Sprint(i)}})
+		require.NoError(t, err)
+		want = append(want, id)
+	}
+	leased, err := qs[0].ClaimBatch(ctx, codeq.ClaimRequest{Queues: []string{"a"}, Max: 20})
+	require.NoError(t, err)
+	for _, states := range [][]codeq.State{{codeq.Ready}, {codeq.Leased}, nil} {
+		var at []codeq.ID
+		for _, newest := range []bool{false, true} {
+			o := codeq.PageOptions{TaskFilter: codeq.TaskFilter{States: states, Queue: "a"}, Limit: 7, Newest: newest}
+			var got []codeq.ID
+			for n := 0; n == 0 || o.Cursor != ""; n++ {
+				o.NoPayload = n%2 > 0
+				p, err := qs[n%3].ListPage(ctx, o)
+				require.NoError(t, err)
+				for _, i := range p.Tasks {
+					require.Len(t, i.Payload, 3*(1-n%2))
+					got = append(got, i.ID)
+				}
+				o.Cursor = p.Next
+			}
+			if newest && states != nil {
+				slices.Reverse(got)
+				require.Equal(t, at, got)
+			}
+			at = got
+		}
+		n := len(want)
+		switch {
+		case states == nil:
+		case states[0] == codeq.Leased:
+			n = len(leased)
+		default:
+			n -= len(leased)
+		}
+		require.Len(t, at, n)
+		require.Subset(t, want, at)
+	}
+	for i, id := range want {
+		info, err := qs[(i+1)%3].FindByKey(ctx, codeq.UniqueKey{Queue: "a", Key: fmt.Sprint(i)})
+		require.NoError(t, err)
+		require.Equal(t, id, info.ID)
+	}
+	r, err := qs[1].Bulk(ctx, codeq.BulkOptions{Action: codeq.BulkCancel, TaskFilter: codeq.TaskFilter{States: []codeq.State{codeq.Ready, codeq.Leased}}})
+	require.NoError(t, err)
+	require.Equal(t, codeq.BulkResult{Matched: 60, Changed: 60}, r)
+	queuetest.RequireOddTexts(t, qs[0], qs[1])
+}
+
+// TestNothingLeftOfNode is TestNothingLeft for nodes of a cluster, and their sockets.
+func TestNothingLeftOfNode(t *testing.T) {
+	before := testkit.WatchLeaks()
+	t.Run("nodes", func(t *testing.T) {
+		q := threeNodes(t, codeq.Options{Durability: codeq.DurabilityNone}, nil)[1]
+		wait := queuetest.UseEverything(t, q)
+		require.NoError(t, q.Close())
+		wait()
+	})
+	before.Require(t, "after a cluster")
 }
