@@ -122,12 +122,8 @@ func TestTransferLasts(t *testing.T) {
 		c.newLeader(c.nodes[2])
 		c.nodes[2].start()
 		stays()
-		for _, n := range c.nodes {
-			n.crash(0)
-		}
-		for _, n := range c.nodes {
-			n.start()
-		}
+		each(c.nodes, func(n *simNode) { n.crash(0) })
+		each(c.nodes, (*simNode).start)
 		stays()
 		require.NoError(t, simQueue(c.nodes[1]).TransferLeadership(ctx, 0, ""))
 		c.untilLed(map[string]int{"n0": 1, "n1": 1, "n2": 1})

@@ -51,9 +51,7 @@ func TestAnotherCluster(t *testing.T) {
 			if !up {
 				node.crash(100)
 			}
-			for _, n := range other.nodes {
-				n.start()
-			}
+			each(other.nodes, (*simNode).start)
 			if up { // the cluster does not begin: a founder is part of another one
 				time.Sleep(time.Minute)
 				for _, n := range other.nodes {
@@ -122,9 +120,7 @@ func TestWipedMajority(t *testing.T) {
 		left := c.members()[2]
 		left.produce(t, 50)
 		c.rest() // the third node has all tasks
-		for _, n := range c.members() {
-			n.crash(100)
-		}
+		each(c.members(), func(n *simNode) { n.crash(100) })
 		for _, n := range c.members()[:2] {
 			n.machine.Wipe()
 			n.start()

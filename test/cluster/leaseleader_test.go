@@ -141,12 +141,8 @@ func TestLeasesEndAfterRestart(t *testing.T) {
 		require.NoError(t, err)
 		for range 2 {
 			time.Sleep(9 * time.Second)
-			for _, n := range c.members() {
-				n.crash(0)
-			}
-			for _, n := range c.members() {
-				n.start()
-			}
+			each(c.members(), func(n *simNode) { n.crash(0) })
+			each(c.members(), (*simNode).start)
 			stopped := time.Now()
 			c.awaitLeaders()
 			begin = begin.Add(time.Since(stopped)) // the time without a leader does not count

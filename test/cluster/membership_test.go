@@ -58,9 +58,7 @@ func TestFirstElections(t *testing.T) {
 				if nodes == 1 || lives == 0 {
 					require.Less(t, time.Since(begun), 500*time.Millisecond, "%d nodes", nodes) // HeartbeatTimeout
 				}
-				for _, n := range c.nodes {
-					n.stop()
-				}
+				each(c.nodes, (*simNode).stop)
 			}
 		})
 	}
@@ -183,9 +181,7 @@ func TestRemovedDirectory(t *testing.T) {
 		removed.crash(0)
 		removed.start() // with another ID
 		refuses()
-		for _, n := range c.nodes {
-			n.crash(100)
-		}
+		each(c.nodes, func(n *simNode) { n.crash(100) })
 		c.mend(true)
 		c.awaitLeaders()
 		refuses()
@@ -354,9 +350,7 @@ func TestSilentFounder(t *testing.T) {
 			c.found(3)
 			first, other, silent := c.nodes[0], c.nodes[1], c.nodes[2]
 			c.net.Isolate(silent.name, c.names())
-			for _, n := range c.nodes {
-				n.start()
-			}
+			each(c.nodes, (*simNode).start)
 			if silence > 0 {
 				time.Sleep(silence)
 				_, err := simQueue(first).Produce(t.Context(), codeq.Task{Queue: "a"})

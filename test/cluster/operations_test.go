@@ -186,9 +186,7 @@ func TestLostNodesAreRefused(t *testing.T) {
 				c.awaitLeaders()
 				n.produce(t, 10)
 				back := lost[:kind.back]
-				for _, old := range back {
-					old.start()
-				}
+				each(back, (*simNode).start)
 				time.Sleep(time.Minute)
 				others := 20
 				for _, old := range back {
@@ -222,9 +220,7 @@ func TestLostNodesAreRefused(t *testing.T) {
 				for _, m := range c.members() {
 					require.Equal(t, 40, m.count(t))
 				}
-				for _, old := range back {
-					old.stop()
-				}
+				each(back, (*simNode).stop)
 			})
 		})
 	}

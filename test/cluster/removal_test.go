@@ -71,9 +71,7 @@ func TestRemovalLooksAtAllShards(t *testing.T) {
 		c.found(3)
 		by, needed, broken := c.nodes[0], c.nodes[1], c.nodes[2]
 		needed.leaves = true
-		for _, n := range c.nodes {
-			n.start()
-		}
+		each(c.nodes, (*simNode).start)
 		c.spread()
 		c.nodes[0].produce(t, 10)
 		for shard := range 3 {

@@ -155,9 +155,7 @@ func TestDeletedQueueAfterRecovery(t *testing.T) {
 		old := c.settingsOf("a")
 		require.NoError(t, simQueue(n).DeleteQueue(ctx, "a"))
 		c.rest()
-		for _, lost := range c.members() {
-			lost.crash(100)
-		}
+		each(c.members(), func(n *simNode) { n.crash(100) })
 		c.nodes = []*simNode{n}
 		require.NoError(t, c.recover(n))
 		n.start()

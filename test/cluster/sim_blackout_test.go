@@ -63,9 +63,7 @@ var simBlackout = simFault{"power of all", 3, func(s *schedule) bool {
 	s.requireSilence(from)
 	nodes := s.members()
 	n := s.furthest(nodes...)
-	for _, n := range nodes {
-		n.stop()
-	}
+	each(nodes, (*simNode).stop)
 	if !s.goOn(n, len(nodes)-1) {
 		s.lost.Store(false)
 		return true

@@ -401,6 +401,13 @@ func (n *simNode) crashAfter(operations int64, percent int, then ...func()) {
 	}
 }
 
+// each calls do for some nodes, one after the other.
+func each(nodes []*simNode, do func(*simNode)) {
+	for _, n := range nodes {
+		do(n)
+	}
+}
+
 // stop closes the node's queue and waits.
 func (n *simNode) stop() {
 	if err := n.close(); err != nil && !n.broken.Load() && !errors.Is(err, codeq.ErrOldCopy) && !errors.Is(err, codeq.ErrStalled) {
@@ -458,9 +465,7 @@ func (c *simCluster) hangs(what string) {
 // close closes all nodes and waits for the goroutines of crashed ones.
 func (c *simCluster) close() {
 	c.mend(false)
-	for _, n := range c.members() {
-		n.stop()
-	}
+	each(c.members(), (*simNode).stop)
 	c.until("Close of a node without a network", func() bool { return c.ends.Load() == 0 })
 	c.ended.Wait()
 }

@@ -136,13 +136,9 @@ func TestCopyIsPutBack(t *testing.T) {
 		}
 		restore(func() {})
 		restore(func() {
-			for _, n := range c.members() {
-				n.start()
-			}
+			each(c.members(), (*simNode).start)
 			c.members()[0].produce(t, 10)
-			for _, n := range c.members() {
-				n.stop()
-			}
+			each(c.members(), (*simNode).stop)
 		})
 		require.Equal(t, 6, c.members()[0].count(t))
 	})
@@ -166,9 +162,7 @@ func TestOlderCopyGoesOnAlone(t *testing.T) {
 				n.start()
 				n.requireOldCopy(t)
 			}
-			for _, o := range c.members() {
-				o.stop()
-			}
+			each(c.members(), (*simNode).stop)
 			require.NoError(t, c.recover(n))
 			n.start()
 			require.Equal(t, 10, n.count(t))
@@ -317,9 +311,7 @@ func (s *schedule) putBackLater(n *simNode, image simImage, behind, others []*si
 	time.Sleep(busy)
 	release := n.hold() // a node that is opening would not crash
 	s.note("the older copy of %s is put back, %d nodes crash", n.name, len(others))
-	for _, o := range append(others, n) {
-		o.crash(100)
-	}
+	each(append(others, n), func(n *simNode) { n.crash(100) })
 	s.h.Breaks()
 	s.keepCopies(n)
 	n.putBack(image)

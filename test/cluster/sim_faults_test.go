@@ -328,9 +328,7 @@ func (s *schedule) recoverAlone(tasks map[codeq.ID]*codeq.TaskInfo) {
 	if s.kill && s.rng.IntN(2) == 0 {
 		n, beside, tasks = s.loseMajority(), nodes-1, nil
 	}
-	for _, other := range s.members() {
-		other.crash(100)
-	}
+	each(s.members(), func(n *simNode) { n.crash(100) })
 	if !s.goOn(n, beside) {
 		return
 	}

@@ -223,12 +223,8 @@ func TestPowerLossOfTwoNodes(t *testing.T) {
 		c.awaitReady()
 		sound := c.members()[0]
 		sound.produce(t, 20)
-		for _, n := range c.members()[1:] {
-			n.crash(0)
-		}
-		for _, n := range c.members()[1:] {
-			n.start()
-		}
+		each(c.members()[1:], func(n *simNode) { n.crash(0) })
+		each(c.members()[1:], (*simNode).start)
 		time.Sleep(10 * time.Second)
 		for _, n := range c.members() {
 			_, err := simQueue(n).Produce(t.Context(), codeq.Task{Queue: "a"})
@@ -250,9 +246,7 @@ func TestPowerLossOfTwoNodes(t *testing.T) {
 		for shard := range 2 {
 			require.Nil(t, c.leader(shard))
 		}
-		for _, n := range c.members() {
-			n.stop()
-		}
+		each(c.members(), (*simNode).stop)
 		c.goOn(t, sound, 20)
 	})
 }
@@ -454,9 +448,7 @@ func (s *schedule) loseMajority() *simNode {
 		}
 		nodes[at].crash(percent)
 	}
-	for _, n := range nodes {
-		n.start()
-	}
+	each(nodes, (*simNode).start)
 	time.Sleep(20 * time.Second)
 	for _, n := range nodes {
 		if _, err := simQueue(n).Produce(context.Background(), codeq.Task{Queue: "a"}); !errors.Is(err, codeq.ErrNotLeader) { // or ErrPowerLost
@@ -464,8 +456,6 @@ func (s *schedule) loseMajority() *simNode {
 		}
 	}
 	n := s.furthest(nodes...)
-	for _, n := range nodes {
-		n.stop()
-	}
+	each(nodes, (*simNode).stop)
 	return n
 }

@@ -246,9 +246,7 @@ func TestPowerLossOfAllNodes(t *testing.T) {
 			}
 			require.Nil(t, l.leader(0))
 			furthest := l.furthest(l.members()...)
-			for _, n := range l.members() {
-				n.stop()
-			}
+			each(l.members(), (*simNode).stop)
 			wedged++
 			missing += l.goOn(furthest)
 		})

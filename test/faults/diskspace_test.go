@@ -310,30 +310,6 @@ func TestDiskFullLeases(t *testing.T) {
 	}
 }
 
-// TestDiskFullForgets: on a full disk, ended tasks are still removed after their retention.
-func TestDiskFullForgets(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx := t.Context()
-		disk := testkit.NewSmallDisk(64 << 20)
-		q := openOnSmallDisk(t, disk, nil)
-		for range 10 {
-			queuetest.Produce(t, q, codeq.Task{Queue: "a", Retention: time.Minute})
-			require.NoError(t, q.Complete(ctx, queuetest.ClaimNow(t, q, "a").Receipt, nil))
-		}
-		done := func() int {
-			stats, err := q.Stats(ctx)
-			require.NoError(t, err)
-			return int(stats["a"].Done)
-		}
-		dropTo(disk, engine.RoomNone)
-		require.Equal(t, 10, done())
-		time.Sleep(2 * time.Minute)
-		require.Zero(t, done())
-		require.NoError(t, queuetest.CheckAll(q))
-		require.NoError(t, q.Close())
-	})
-}
-
 // TestDiskFullForTimes: ticks and expired leases wait for room. They only check it now and then,
 // and none is lost.
 func TestDiskFullForTimes(t *testing.T) {
