@@ -6,10 +6,9 @@ import (
 	"slices"
 
 	"codeq/internal/base"
+	"codeq/internal/call"
 	"codeq/internal/engine"
 	"codeq/internal/entries"
-	"codeq/internal/keys"
-	"codeq/internal/wire"
 )
 
 // Outcome is how a task has ended.
@@ -44,13 +43,13 @@ func (q *Queue) Await(ctx context.Context, id ID) (_ *Outcome, err error) {
 
 // awaitBy asks the shard of a task for its end.
 func awaitBy(ctx context.Context, b backend, id ID, shards int) (*engine.Outcome, error) {
-	op := &awaitOp{completion: newCompletion(callAwait), id: id}
+	op := &awaitOp{completion: newCompletion(callAwait), Await: entries.Await{ID: id}}
 	settled, err := b.do(ctx, id.shard(shards), op)
 	if !settled {
 		op.GiveUp()
 		return nil, base.EndOf(ctx)
 	}
-	return &op.outcome, err
+	return &op.Outcome, err
 }
 
 // await asks the shard's leader, as ever; an end
@@ -64,7 +63,7 @@ func (n *node) await(ctx context.Context, id ID) (*engine.Outcome, error) {
 	asking, heard := context.WithCancel(ctx)
 	defer heard()
 	w := r.awaits.Listen(id, heard)
-	op := &awaitOp{completion: newCompletion(callAwait), id: id}
+	op := &awaitOp{completion: newCompletion(callAwait), Await: entries.Await{ID: id}}
 	settled, err := n.do(asking, r.index, op)
 	if !settled {
 		op.GiveUp()
@@ -80,7 +79,7 @@ func (n *node) await(ctx context.Context, id ID) (*engine.Outcome, error) {
 	case err != nil:
 		return nil, err
 	}
-	return &op.outcome, nil
+	return &op.Outcome, nil
 }
 
 // catchUp waits until this node's replica has applied what its leader has now.
@@ -95,46 +94,35 @@ func (n *node) catchUp(ctx context.Context, r *replica) error {
 // indexOp asks how far the leader has applied the log.
 type indexOp struct {
 	completion
-	applied uint64
+	call.Index
 }
 
 func (op *indexOp) resolve(s *shard) {
-	op.applied = s.replica.group.Applied()
+	op.Applied = s.replica.group.Applied()
 	s.settleAfterCommit(op)
 }
-
-func (op *indexOp) encode(dst []byte) []byte      { return dst }
-func (op *indexOp) decode(*wire.Reader)           {}
-func (op *indexOp) encodeReply(dst []byte) []byte { return wire.AppendUint(dst, op.applied) }
-func (op *indexOp) decodeReply(r *wire.Reader)    { op.applied = r.Uint() }
 
 // awaitOp waits for the end of a task.
 type awaitOp struct {
 	completion
 	entries.Patience
-	id      ID
-	outcome engine.Outcome
+	entries.Await
 }
 
 func (op *awaitOp) resolve(s *shard) {
-	o, v, err := s.rules.Outcome(op.id, true)
+	o, v, err := s.rules.Outcome(op.ID, true)
 	if o == nil && v == engine.Decided && err == nil && s.rules.Broken == nil {
-		s.awaits.Add(op.id, op)
+		s.awaits.Add(op.ID, op)
 		s.rules.Want(engine.WantOutcomes)
 		return
 	}
 	if o != nil {
-		op.outcome = *o
+		op.Outcome = *o
 	}
 	s.conclude(op, &op.completion, v, err)
 }
 
 func (op *awaitOp) abandon(*shard) { op.GiveUp() }
-
-func (op *awaitOp) encode(dst []byte) []byte      { return append(dst, op.id[:]...) }
-func (op *awaitOp) decode(r *wire.Reader)         { op.id = keys.ReadID(r) }
-func (op *awaitOp) encodeReply(dst []byte) []byte { return entries.AppendOutcome(dst, &op.outcome) }
-func (op *awaitOp) decodeReply(r *wire.Reader)    { op.outcome = entries.ReadOutcome(r) }
 
 // outcomeOf converts an outcome of the engine.
 func outcomeOf(o *engine.Outcome) *Outcome {
@@ -161,14 +149,14 @@ func (q *Queue) WaitIdle(ctx context.Context, queues ...string) (err error) {
 	for last := (round{arrived: engine.Never}); ; {
 		waited, now := false, round{}
 		for i := range q.replicas {
-			op := &idleOp{completion: newCompletion(callIdle), Idleness: engine.Idleness{Queues: queues}}
+			op := &idleOp{completion: newCompletion(callIdle), Idle: call.Idle{Idleness: engine.Idleness{Queues: queues}}}
 			if settled, err := q.do(ctx, i, op); !settled {
 				op.GiveUp()
 				return base.EndOf(ctx)
 			} else if err != nil {
 				return err
 			}
-			waited, now = waited || op.waited, round{now.arrived + op.Arrived, now.epochs + op.epoch}
+			waited, now = waited || op.Waited, round{now.arrived + op.Arrived, now.epochs + op.Epoch}
 		}
 		// While the call waited for one shard, a completion there may have caused a produce into
 		// another; and between two operations a task may have moved from a shard that was not asked
@@ -184,57 +172,38 @@ func (q *Queue) WaitIdle(ctx context.Context, queues ...string) (err error) {
 // idleOp waits for queues to become idle in one shard.
 type idleOp struct {
 	completion
-	engine.Idleness
+	call.Idle
 	entries.Patience
-	epoch  uint64 // of the shard
-	waited bool
 }
 
 func (op *idleOp) resolve(s *shard) {
-	op.epoch = s.epoch
+	op.Epoch = s.epoch
 	if s.rules.Idle(&op.Idleness) {
 		s.settleAfterCommit(op)
 		return
 	}
-	op.waited = true
+	op.Waited = true
 	s.idlers = append(slices.DeleteFunc(s.idlers, (*idleOp).IsGone), op)
 }
 
 func (op *idleOp) abandon(*shard) { op.GiveUp() }
 
-func (op *idleOp) encode(dst []byte) []byte {
-	return wire.AppendStrings(dst, op.Queues)
-}
-func (op *idleOp) decode(r *wire.Reader) { op.Queues = r.Strings() }
-
-func (op *idleOp) encodeReply(dst []byte) []byte {
-	return wire.AppendUint(wire.AppendUint(wire.AppendBool(dst, op.waited), op.Arrived), op.epoch)
-}
-
-func (op *idleOp) decodeReply(r *wire.Reader) {
-	op.waited, op.Arrived, op.epoch = r.Bool(), r.Uint(), r.Uint()
-}
-
-// again sets waited for any result of the next try: while there was no leader, tasks may have come
-// and gone.
-func (op *idleOp) again() { op.waited, op.err = true, nil }
-
 // takenOp waits until another shard has taken the messages that this one had stored for it.
 type takenOp struct {
 	completion
+	call.Taken
 	entries.Patience
-	to int
 }
 
 func (op *takenOp) resolve(s *shard) {
-	if op.to >= s.opts.Shards { // decode does not know how many shards there are
+	if op.To >= s.opts.Shards { // Read does not know how many shards there are
 		op.err = errMalformedCall
-	} else if first, next := s.rules.Mail.Untaken(op.to); first < next {
-		if op.err = s.takers.Ended(op.to); op.err == nil && !s.rules.HasRoom(engine.RoomLow) {
+	} else if first, next := s.rules.Mail.Untaken(op.To); first < next {
+		if op.err = s.takers.Ended(op.To); op.err == nil && !s.rules.HasRoom(engine.RoomLow) {
 			op.err = s.space.Refusal(s.index)
 		}
 		if op.err == nil {
-			s.takers.Add(op.to, next-1, op)
+			s.takers.Add(op.To, next-1, op)
 			return
 		}
 	}
@@ -242,12 +211,3 @@ func (op *takenOp) resolve(s *shard) {
 }
 
 func (op *takenOp) abandon(*shard) { op.GiveUp() }
-
-func (op *takenOp) encode(dst []byte) []byte { return wire.AppendUint(dst, uint64(op.to)) }
-
-func (op *takenOp) decode(r *wire.Reader) {
-	n := r.Uint()
-	if op.to = int(n); n >= maxShards {
-		r.Fail()
-	}
-}

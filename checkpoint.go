@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"codeq/internal/base"
+	"codeq/internal/call"
 	"codeq/internal/convert"
 	"codeq/internal/localsocket"
 	"codeq/internal/owner"
@@ -232,7 +233,7 @@ var errNoBarrier = fmt.Errorf("%w: the shard has not stood still", ErrUncertain)
 func (q *Queue) raiseBarrier(ctx context.Context) (*barrier, error) {
 	b := &barrier{queue: q, id: rand.Uint64()}
 	for i := range q.replicas {
-		op := &barrierOp{completion: newCompletion(callBarrier), id: b.id, gone: make(chan struct{})}
+		op := &barrierOp{completion: newCompletion(callBarrier), Barrier: call.Barrier{ID: b.id}, gone: make(chan struct{})}
 		settled, err := q.do(ctx, i, op)
 		switch {
 		case !settled:
@@ -247,7 +248,7 @@ func (q *Queue) raiseBarrier(ctx context.Context) (*barrier, error) {
 			}
 			return nil, fmt.Errorf("shard %d: %w", i, err)
 		}
-		b.applied = append(b.applied, op.applied)
+		b.applied = append(b.applied, op.Applied)
 	}
 	return b, nil
 }
@@ -261,7 +262,7 @@ func (b *barrier) resume() error {
 		defer cancel()
 	}
 	return b.queue.inParallel("end of a barrier", b.asked, func(i int) error {
-		_, err := b.queue.do(ctx, i, &resumeOp{completion: newCompletion(callResume), id: b.id})
+		_, err := b.queue.do(ctx, i, &resumeOp{completion: newCompletion(callResume), Resume: call.Resume{ID: b.id}})
 		return err
 	})
 }
@@ -294,9 +295,8 @@ func (r *replica) reach(index uint64) error {
 // barrierOp makes an owner stand still.
 type barrierOp struct {
 	completion
-	id      uint64
-	applied uint64
-	gone    chan struct{} // closed when the caller has given up
+	call.Barrier
+	gone chan struct{} // closed when the caller has given up
 }
 
 // resolve ends the group: the owner stands still after the group has persisted.
@@ -306,7 +306,7 @@ func (op *barrierOp) resolve(s *shard) { s.undecided.barrier = op }
 // caller has given up, or when the owner has to end. REQUIRES: the group is empty.
 func (op *barrierOp) standStill(s *shard) {
 	if s.node != nil {
-		op.applied = s.replica.group.Applied()
+		op.Applied = s.replica.group.Applied()
 	}
 	op.settle(nil)
 	var limit <-chan time.Time
@@ -318,7 +318,7 @@ func (op *barrierOp) standStill(s *shard) {
 	}
 	ends := func(next operation) bool {
 		r, ok := next.(*resumeOp)
-		return ok && r.id == op.id
+		return ok && r.ID == op.ID
 	}
 	for known := 0; ; {
 		var resume operation
@@ -344,22 +344,19 @@ func (op *barrierOp) standStill(s *shard) {
 
 func (op *barrierOp) abandon(*shard) { close(op.gone) }
 
-func (op *barrierOp) encode(dst []byte) []byte      { return wire.AppendUint(dst, op.id) }
-func (op *barrierOp) decode(r *wire.Reader)         { op.id, op.gone = r.Uint(), make(chan struct{}) }
-func (op *barrierOp) encodeReply(dst []byte) []byte { return wire.AppendUint(dst, op.applied) }
-func (op *barrierOp) decodeReply(r *wire.Reader)    { op.applied = r.Uint() }
+func (op *barrierOp) Read(r *wire.Reader) {
+	op.Barrier.Read(r)
+	op.gone = make(chan struct{})
+}
 
 // resumeOp ends the wait of an owner: standStill finds it in the inbox. One that is resolved has
 // come too late, or too early.
 type resumeOp struct {
 	completion
-	id uint64
+	call.Resume
 }
 
 func (op *resumeOp) resolve(s *shard) {
 	op.err = errNoBarrier
 	s.settleAfterCommit(op)
 }
-
-func (op *resumeOp) encode(dst []byte) []byte { return wire.AppendUint(dst, op.id) }
-func (op *resumeOp) decode(r *wire.Reader)    { op.id = r.Uint() }

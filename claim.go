@@ -13,6 +13,7 @@ import (
 	"unicode/utf8"
 
 	"codeq/internal/base"
+	"codeq/internal/call"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/owner"
@@ -187,7 +188,7 @@ func (q *Queue) returnLate(op *claimOp) {
 				ctx = own
 			}
 			for i := 0; i < len(op.Grants) && ctx.Err() == nil; i++ { // the leases that are left expire
-				back := failOp{how: engine.FailReturn, roomWait: roomWait{owner.RoomWait{Gone: q.closing}}}
+				back := call.Fail{How: engine.FailReturn, RoomWait: call.RoomWait{Gone: q.closing}}
 				_ = q.failed(ctx, receiptOf(op.Grants[i].Receipt), back, nil)
 			}
 		}, nil)
@@ -428,9 +429,7 @@ func (op *claimOp) abandon(s *shard) {
 	}
 }
 
-func (op *claimOp) encode(dst []byte) []byte { return op.Claim.Append(dst) }
-
-func (op *claimOp) decode(r *wire.Reader) {
+func (op *claimOp) Read(r *wire.Reader) {
 	op.Claim.Read(r)
 	req := ClaimRequest{Queues: op.Queues, Max: op.Max, LeaseFor: record.Duration(op.Duration), Worker: op.Holder.Worker}
 	if r.Failed() || req.check("", &Limits{Name: 1 << 20, Batch: 1 << 20}) != nil {
@@ -441,9 +440,6 @@ func (op *claimOp) decode(r *wire.Reader) {
 		op.Queues, op.Weights = nil, nil
 	}
 }
-
-func (op *claimOp) encodeReply(dst []byte) []byte { return op.AppendGrants(dst) }
-func (op *claimOp) decodeReply(r *wire.Reader)    { op.ReadGrants(r) }
 
 // Messages of owners, callers and other nodes to an owner about claims that wait in its shard.
 type (

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/call"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
@@ -55,7 +56,7 @@ func TestClaimOutlivesTheShardItBeginsAt(t *testing.T) {
 			time.Sleep(10 * time.Millisecond)
 		}
 		for range claims {
-			_, err := q.node.do(t.Context(), 1, &produceOp{completion: newCompletion(callProduce), tasks: []engine.NewTask{prepare(&Task{Queue: "a"}, nil)}})
+			_, err := q.node.do(t.Context(), 1, &produceOp{completion: newCompletion(callProduce), Produce: call.Produce{Tasks: []engine.NewTask{prepare(&Task{Queue: "a"}, nil)}}})
 			require.NoError(t, err)
 		}
 		time.Sleep(time.Minute)
@@ -73,7 +74,7 @@ func TestClaimThatIsSentOnIsGivenUp(t *testing.T) {
 			liar.Join(q.heads, new(dispatch.SlowStart), time.Minute)
 			return nil
 		}))
-		_, err := q.node.do(t.Context(), 1, &produceOp{completion: newCompletion(callProduce), tasks: []engine.NewTask{prepare(&Task{Queue: "a"}, nil)}})
+		_, err := q.node.do(t.Context(), 1, &produceOp{completion: newCompletion(callProduce), Produce: call.Produce{Tasks: []engine.NewTask{prepare(&Task{Queue: "a"}, nil)}}})
 		require.NoError(t, err)
 		for range 20 { // some begin at the other shard
 			require.NoError(t, other.probe(func(s *shard) error {
@@ -186,7 +187,7 @@ func TestPermitsLateReport(t *testing.T) {
 			{Epoch: s.epoch - 1, Seq: 1000},
 			{Epoch: s.epoch, Seq: 0, Try: 7},
 		} {
-			op := &permitsOp{completion: newCompletion(callPermits), queue: "a", shard: 1}
+			op := &permitsOp{completion: newCompletion(callPermits), PermitRequest: dispatch.PermitRequest{Queue: "a", Shard: 1}}
 			op.Report = late
 			_, err := q.shard(0).do(t.Context(), op, op.base(), nil)
 			require.ErrorIs(t, err, ErrNotLeader)
@@ -224,7 +225,7 @@ func TestPermitsAnswerAfterAsk(t *testing.T) {
 			value = s.rules.Names.Queues["a"].Value
 			return nil
 		}))
-		ask := &askPermitsOp{completion: newCompletion(callAskPermits), queue: "a", value: value}
+		ask := &askPermitsOp{completion: newCompletion(callAskPermits), Question: permits.Question{Queue: "a", Settings: value}}
 		_, err := s.do(t.Context(), ask, ask.base(), nil)
 		require.NoError(t, err)
 		require.Zero(t, ask.Held)

@@ -12,7 +12,6 @@ import (
 	"codeq/internal/cluster"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
-	"codeq/internal/owner"
 )
 
 // claimTable is the claims of this node that wait, in a cluster: how they get to the shards of all
@@ -190,7 +189,7 @@ func (h *claimHost) Renew(ctx context.Context, shard int, leases []engine.Receip
 }
 
 func (h *claimHost) GiveBack(ctx context.Context, lease engine.Receipt) {
-	op := failOp{how: engine.FailReturn, roomWait: roomWait{owner.RoomWait{Gone: ctx.Done()}}}
+	op := call.Fail{How: engine.FailReturn, RoomWait: call.RoomWait{Gone: ctx.Done()}}
 	_ = h.queue.failed(ctx, receiptOf(lease), op, nil) // or it comes back when its lease has expired
 }
 

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"codeq/internal/base"
+	"codeq/internal/call"
 	"codeq/internal/cluster"
 	"codeq/internal/inspect"
 	"codeq/internal/localsocket"
@@ -283,6 +284,7 @@ func (q *Queue) tellCluster(ctx context.Context, verb byte, argument any, nodes 
 // memberOp changes the Raft group of a shard, on its leader; the owner only makes sure that it is.
 type memberOp struct {
 	completion
+	call.Silent
 	how    cluster.Change
 	peer   cluster.Peer
 	former []string // IDs that its directory had
@@ -311,11 +313,11 @@ func (op *memberOp) settle(err error) {
 	})
 }
 
-func (op *memberOp) encode(dst []byte) []byte {
+func (op *memberOp) Append(dst []byte) []byte {
 	return cluster.AppendChange(dst, op.how, op.peer, op.former)
 }
 
-func (op *memberOp) decode(r *wire.Reader) { op.how, op.peer, op.former = cluster.ReadChange(r) }
+func (op *memberOp) Read(r *wire.Reader) { op.how, op.peer, op.former = cluster.ReadChange(r) }
 
 // RecoverCluster makes a node the only member of a new cluster, because a majority of its cluster
 // is lost for good, or may lack acknowledged changes ([ErrPowerLost]), or has diverged from the

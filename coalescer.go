@@ -295,8 +295,8 @@ const largePart = 4
 
 // recordBytes is the size of the records of the tasks.
 func (op *produceOp) recordBytes() (n int) {
-	for i := range op.tasks {
-		n += len(op.tasks[i].Rec)
+	for i := range op.Tasks {
+		n += len(op.Tasks[i].Rec)
 	}
 	return n
 }
@@ -444,7 +444,7 @@ func (s *shard) answerAll() {
 		for i := range s.rules.Effects.Endings {
 			e := &s.rules.Effects.Endings[i]
 			for _, op := range s.awaits.Of(e.ID) {
-				op.outcome = entries.CloneOutcome(&e.Outcome) // the completion owns the result's memory
+				op.Outcome = entries.CloneOutcome(&e.Outcome) // the completion owns the result's memory
 				s.settleAfterCommit(op)
 			}
 			s.awaits.Drop(e.ID)

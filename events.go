@@ -12,7 +12,6 @@ import (
 	"codeq/internal/entries"
 	"codeq/internal/keys"
 	"codeq/internal/localsocket"
-	"codeq/internal/wire"
 )
 
 // Event is one change of a task's state, which has been stored.
@@ -283,7 +282,7 @@ func (n *node) wantCancels(ctx context.Context) (err error) {
 func (n *node) publishInterests(ctx context.Context) error {
 	return n.interests.Set(ctx, n.queue.events.Wanted, func(all keys.InterestValue) error {
 		for i := range n.queue.replicas {
-			op := &interestOp{completion: newCompletion(callInterest), node: n.Self().Node, wants: all}
+			op := &interestOp{completion: newCompletion(callInterest), Interest: call.Interest{Node: n.Self().Node, Wants: all}}
 			if err := n.queue.ask(ctx, i, op); err != nil {
 				return err
 			}
@@ -301,24 +300,16 @@ func (n *node) withdrawInterests() {
 // interestOp stores the interests of a node; none, if the node has gone.
 type interestOp struct {
 	completion
-	node  string
-	wants keys.InterestValue
-	gone  bool
+	call.Interest
 }
 
 func (op *interestOp) resolve(s *shard) {
 	s.settleAfterCommit(op)
-	if op.gone {
+	if op.Gone {
 		var member bool
-		if member, op.err = s.replica.group.HasMember(op.node); member || op.err != nil {
+		if member, op.err = s.replica.group.HasMember(op.Node); member || op.err != nil {
 			return // it has been added again since
 		}
 	}
-	s.rules.Mail.SetInterest(op.node, op.wants, op.gone)
+	s.rules.Mail.SetInterest(op.Node, op.Wants, op.Gone)
 }
-
-func (op *interestOp) encode(dst []byte) []byte {
-	return call.AppendInterest(dst, op.node, op.wants, op.gone)
-}
-
-func (op *interestOp) decode(r *wire.Reader) { op.node, op.wants, op.gone = call.ReadInterest(r) }

@@ -13,28 +13,21 @@ import (
 	"codeq/internal/wire"
 )
 
-// How operations and their outcomes travel between nodes. Each operation encodes and decodes its
-// own arguments beside its definition; this file has the common parts.
+// How operations and their outcomes travel between nodes. Most operations embed the call that nodes
+// send, which is in internal/call.
 
 // request is an operation with a caller that waits for its outcome, perhaps on another node.
 type request interface {
 	operation
 	base() *completion
-	// encode appends the arguments, for decode.
-	encode(dst []byte) []byte
-	decode(r *wire.Reader)
-	// encodeReply appends the decision of resolve, if it was not an error, for decodeReply.
-	encodeReply(dst []byte) []byte
-	decodeReply(r *wire.Reader)
-	// again prepares the operation for another try.
-	again()
+	call.Wire
 }
 
-// The defaults: an operation without results.
-
-func (c *completion) encodeReply(dst []byte) []byte { return dst }
-func (c *completion) decodeReply(*wire.Reader)      {}
-func (c *completion) again()                        { c.err = nil }
+// tryAgain prepares an operation for another try.
+func tryAgain(op request) {
+	op.base().err = nil
+	op.Again()
+}
 
 // abandoned is a request that may wait for long: its caller may give up.
 type abandoned interface{ abandon(*shard) }
@@ -45,9 +38,6 @@ func parse(message []byte, read func(*wire.Reader)) error {
 	read(r)
 	return r.Done()
 }
-
-func appendReceipt(dst []byte, r Receipt) []byte { return call.AppendReceipt(dst, r.inner()) }
-func readReceipt(r *wire.Reader) Receipt         { return receiptOf(call.ReadReceipt(r)) }
 
 // A verb may be called on any node: the operation that it makes is resolved by the shard's owner if
 // this node leads the shard, and is otherwise sent to the node that does, and resolved by the owner
@@ -87,7 +77,7 @@ func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err
 			return true, f.explain(ctx, err)
 		}
 		f.last = err
-		op.again()
+		tryAgain(op)
 	}
 }
 
@@ -140,12 +130,12 @@ func (f *forwarding) explain(ctx context.Context, err error) error {
 
 // forward sends an operation to the node that leads a shard.
 func (n *node) forward(ctx context.Context, r *replica, op request, limit *base.Limit) error {
-	body := op.encode(make([]byte, cluster.CallHeader, 256))
+	body := op.Append(make([]byte, cluster.CallHeader, 256))
 	reply, err := r.group.Call(ctx, limit, byte(op.base().kind), body, op.verb().is(urgent))
 	if err != nil {
 		return err
 	}
-	if err := parse(reply, op.decodeReply); err != nil {
+	if err := parse(reply, op.ReadReply); err != nil {
 		return fmt.Errorf("%w: reply for shard %d: %w", ErrUncertain, r.index, err)
 	}
 	return op.base().err
@@ -159,7 +149,7 @@ func (q *Queue) requestOf(kind byte, from string, body []byte) (request, error) 
 		return nil, errMalformedCall
 	}
 	op := verbs[kind].new(from)
-	if err := parse(body, op.decode); err != nil {
+	if err := parse(body, op.Read); err != nil {
 		return nil, errMalformedCall
 	}
 	return op, nil
@@ -170,7 +160,7 @@ func (q *Queue) requestOf(kind byte, from string, body []byte) (request, error) 
 func (n *node) produce(ctx context.Context, shard int, op *produceOp) (settled bool, err error) {
 	calls := n.queue.replicas[shard].producing
 	begun := time.Now()
-	for patience := (base.Patience{}); ; op.again() {
+	for patience := (base.Patience{}); ; tryAgain(op) {
 		if settled, err = n.doNumbered(ctx, shard, calls, op); err == nil || !settled {
 			return settled, err
 		}
@@ -190,8 +180,8 @@ func (n *node) produce(ctx context.Context, shard int, op *produceOp) (settled b
 }
 
 func (n *node) doNumbered(ctx context.Context, shard int, calls *call.Session, op *produceOp) (bool, error) {
-	op.call = calls.Begin()
-	op.call.Node = n.Self().Node
-	defer calls.End(op.call.Seq)
+	op.Call = calls.Begin()
+	op.Call.Node = n.Self().Node
+	defer calls.End(op.Call.Seq)
 	return n.do(ctx, shard, op)
 }

@@ -16,6 +16,7 @@ import (
 	"codeq/internal/crashfs"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
+	"codeq/internal/entries"
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
 	"codeq/internal/listing"
@@ -42,15 +43,17 @@ func sampleCalls() map[string]request {
 	info := &TaskInfo{ID: id(3), State: Done, Attempts: 2, At: time.UnixMilli(7).UTC(), Result: []byte("r"), Task: Task{Queue: "a"}}
 	return map[string]request{
 		"produce": &produceOp{completion: newCompletion(callProduce),
-			tasks: []engine.NewTask{task, tied}, Produced: engine.Produced{IDs: []keys.ID{id(1), id(2)}, Duplicates: []int{1}},
-			call: keys.CallNumber{Node: "caller", Incarnation: 7, Seq: 8, Low: 3},
+			Produce: call.Produce{
+				Tasks: []engine.NewTask{task, tied}, Produced: engine.Produced{IDs: []keys.ID{id(1), id(2)}, Duplicates: []int{1}},
+				Call: keys.CallNumber{Node: "caller", Incarnation: 7, Seq: 8, Low: 3},
+			},
 		},
 		"claim": &claimOp{completion: newCompletion(callClaim), Claim: dispatch.Claim{
 			Queues: []string{"a", "b"}, Weights: []int{1, 2}, Duration: 30_000, Max: 5, NoWait: true, Holder: engine.Holder{Local: true, Worker: "w"}, Remote: true,
 			Grants: []engine.Grant{{Receipt: receipt.inner(), LaneKey: &engine.LaneKey{Queue: "a", Tenant: "t", Priority: 3}, Attempt: 2, Deadline: 99, Rec: []byte("rec")}},
 		}},
-		"complete":       &completeOp{completion: newCompletion(callComplete), receipt: receipt, notes: notes, result: []byte("r"), next: []engine.NewTask{task, tied}, stillRuns: true},
-		"fail":           &failOp{completion: newCompletion(callFail), receipt: receipt, how: engine.FailDead, wait: -1, cause: "why", notes: notes},
+		"complete":       &completeOp{completion: newCompletion(callComplete), Complete: call.Complete{Receipt: receipt.inner(), Notes: notes, Result: []byte("r"), Next: []engine.NewTask{task, tied}, StillRuns: true}},
+		"fail":           &failOp{completion: newCompletion(callFail), Fail: call.Fail{Receipt: receipt.inner(), How: engine.FailDead, Wait: -1, Cause: "why", Notes: notes}},
 		"note":           rule(callNote, &call.Note{Receipt: receipt.inner(), Notes: notes}),
 		"extend":         rule(callExtend, &call.Extend{Receipt: receipt.inner(), Duration: 5}),
 		"renew":          rule(callRenew, &call.Renew{Receipts: receipts, Duration: 5, Lost: receipts, Errs: []error{engine.LeaseLost(receipt.inner(), true)}}),
@@ -60,43 +63,44 @@ func sampleCalls() map[string]request {
 		"info":           rule(callInfo, &call.Info{Infos: []engine.QueueInfo{{Queue: "a", Counts: keys.Counts{Ready: 1, Canceled: 2}, Oldest: 3, Totals: keys.Totals{4}}}}),
 		"totals":         rule(callTotals, &call.Totals{Names: []string{"a", "b"}, Infos: []engine.QueueInfo{{Queue: "a", Totals: keys.Totals{4}}}}),
 		"days":           rule(callDays, &call.Days{Queue: "a", Days: []keys.TotalsValue{{Day: 1, All: keys.Totals{2}, OfDay: keys.Totals{1}}}}),
-		"idle":           &idleOp{completion: newCompletion(callIdle), Idleness: engine.Idleness{Queues: []string{"a"}, Arrived: 4}, epoch: 7, waited: true},
+		"idle":           &idleOp{completion: newCompletion(callIdle), Idle: call.Idle{Idleness: engine.Idleness{Queues: []string{"a"}, Arrived: 4}, Epoch: 7, Waited: true}},
 		"releaseKey":     rule(callReleaseKey, &call.ReleaseKey{Hash: [16]byte{1}, Key: "k"}),
 		"setSchedule":    scheduleCall(),
 		"deleteSchedule": rule(callDeleteSchedule, &call.DeleteSchedule{Name: "s"}),
 		"pauseSchedule":  rule(callPauseSchedule, &call.PauseSchedule{Name: "s", Paused: true}),
 		"schedules":      rule(callSchedules, &schedulesPart{call.Schedules[ScheduleInfo]{After: "s", More: true, Infos: []ScheduleInfo{{Schedule: Schedule{Name: "s", Cron: "@daily"}, LastError: "no zone"}}}}),
-		"messages": &messageBatch{completion: newCompletion(callMessages), from: 2, first: 5, messages: []keys.Message{
+		"messages": &messageBatch{completion: newCompletion(callMessages), Messages: call.Messages{From: 2, First: 5, List: []keys.Message{
 			{Kind: keys.MsgEnded, Parent: keys.ID(id(1)), Child: keys.ID(id(2)), Outcome: 1},
-		}},
+		}}},
 		"get":       &readOp{completion: newCompletion(callRead), id: id(3), task: info},
 		"page":      &readOp{completion: newCompletion(callPage), list: pagedOf(listed{Task: info, At: 4, Size: 3})},
 		"find":      &readOp{completion: newCompletion(callFind), key: [16]byte{1, 2}, task: info},
 		"alterMany": rule(callAlterMany, &call.AlterMany{BulkAlteration: engine.BulkAlteration{IDs: []keys.ID{id(1), id(2)}, How: engine.AlterMove, States: engine.SetOf(engine.Ready), AlterTo: engine.AlterTo{Queue: "b"}, N: 1, Failed: 1}}),
 		"use":       &readOp{completion: newCompletion(callUse), queue: "a", use: listing.Use{Counts: keys.Counts{Ready: 1}, Keys: 2, Claims: 3}},
-		"index":     &indexOp{completion: newCompletion(callIndex), applied: 12},
-		"interest":  &interestOp{completion: newCompletion(callInterest), node: "n", wants: keys.InterestValue{Kinds: uint64(allKinds), Incarnation: 2, Number: 3}, gone: true},
+		"index":     &indexOp{completion: newCompletion(callIndex), Index: call.Index{Applied: 12}},
+		"interest":  &interestOp{completion: newCompletion(callInterest), Interest: call.Interest{Node: "n", Wants: keys.InterestValue{Kinds: uint64(allKinds), Incarnation: 2, Number: 3}, Gone: true}},
 		"settings":  rule(callSettings, &call.Settings{Queue: "a", Value: []byte("v")}),
 		"configure": rule(callConfigure, &call.Configure{Queue: "a", Value: []byte("v"), Late: true}),
 		"adopt":     rule(callAdopt, &call.Adopt{Queue: "a", Value: []byte("v")}),
 		"permits": &permitsOp{completion: newCompletion(callPermits),
-			queue: "a", shard: 2, PermitRequest: dispatch.PermitRequest{
+			PermitRequest: dispatch.PermitRequest{
+				Queue: "a", Shard: 2,
 				Answer:  permits.Answer{Granted: 3, Over: true},
 				Request: permits.Request{Report: permits.Report{Epoch: 1, Seq: 2, Try: 3, Held: 4, Unused: 1, Spent: 9}, Want: 5, Wait: true, Rank: 4, Share: 720720},
 			},
 		},
-		"askPermits": &askPermitsOp{completion: newCompletion(callAskPermits), queue: "a", value: []byte("v"), Report: permits.Report{Epoch: 1, Held: 4, Unused: 1, Idle: time.Hour}},
+		"askPermits": &askPermitsOp{completion: newCompletion(callAskPermits), Question: permits.Question{Queue: "a", Settings: []byte("v"), Report: permits.Report{Epoch: 1, Held: 4, Unused: 1, Idle: time.Hour}}},
 		"member":     &memberOp{completion: newCompletion(callMember), how: cluster.RemoveNode, peer: cluster.Peer{Node: "n", Address: "addr"}},
-		"barrier":    &barrierOp{completion: newCompletion(callBarrier), id: 7, applied: 9},
-		"taken":      &takenOp{completion: newCompletion(callTaken), to: 3},
+		"barrier":    &barrierOp{completion: newCompletion(callBarrier), Barrier: call.Barrier{ID: 7, Index: call.Index{Applied: 9}}},
+		"taken":      &takenOp{completion: newCompletion(callTaken), Taken: call.Taken{To: 3}},
 		"clock":      rule(callClock, &call.Clock{Time: 7}),
 		"missing":    rule(callMissing, &call.Missing{IDs: []keys.ID{id(1), id(2)}, Missing: []keys.ID{id(2)}}),
-		"resume":     &resumeOp{completion: newCompletion(callResume), id: 7},
+		"resume":     &resumeOp{completion: newCompletion(callResume), Resume: call.Resume{ID: 7}},
 	}
 }
 
 func endedAwait(id ID, o engine.Outcome) request {
-	return &awaitOp{completion: newCompletion(callAwait), id: id, outcome: o}
+	return &awaitOp{completion: newCompletion(callAwait), Await: entries.Await{ID: id, Outcome: o}}
 }
 
 func scheduleCall() request {
@@ -113,21 +117,21 @@ func TestCallsTravel(t *testing.T) {
 	seen := make(map[callKind]bool)
 	for name, op := range sampleCalls() {
 		t.Run(name, func(t *testing.T) {
-			kind, args := op.base().kind, op.encode(nil)
+			kind, args := op.base().kind, op.Append(nil)
 			seen[kind] = true
 			there := decodable(kind)
-			require.NoError(t, parse(args, there.decode))
-			again := there.encode(nil)
+			require.NoError(t, parse(args, there.Read))
+			again := there.Append(nil)
 			require.Same(t, &verbs[kind], there.verb())
 			require.Equal(t, args, again, "arguments")
 
-			reply := op.encodeReply(nil)
+			reply := op.AppendReply(nil)
 			back := decodable(kind)
-			require.NoError(t, parse(args, back.decode)) // the caller knows the arguments
-			require.NoError(t, parse(reply, back.decodeReply))
-			require.Equal(t, reply, back.encodeReply(nil), "outcome")
+			require.NoError(t, parse(args, back.Read)) // the caller knows the arguments
+			require.NoError(t, parse(reply, back.ReadReply))
+			require.Equal(t, reply, back.AppendReply(nil), "outcome")
 			if len(args) > 0 {
-				require.Error(t, parse(args[:len(args)-1], decodable(kind).decode), "a part of the arguments")
+				require.Error(t, parse(args[:len(args)-1], decodable(kind).Read), "a part of the arguments")
 			}
 		})
 	}
@@ -154,10 +158,10 @@ func TestFarTimesTravel(t *testing.T) {
 		"page": {completion: newCompletion(callPage), list: pageOf(listing.Query{State: engine.Scheduled, Tenants: []string{"", "\xff"}, From: from, To: to}, listed{Task: info})},
 	} {
 		there, back := &readOp{completion: newCompletion(op.kind)}, &readOp{completion: newCompletion(op.kind)}
-		args := op.encode(nil)
-		require.NoError(t, parse(args, there.decode), name)
-		require.NoError(t, parse(args, back.decode))
-		require.NoError(t, parse(op.encodeReply(nil), back.decodeReply))
+		args := op.Append(nil)
+		require.NoError(t, parse(args, there.Read), name)
+		require.NoError(t, parse(args, back.Read))
+		require.NoError(t, parse(op.AppendReply(nil), back.ReadReply))
 		got := back.task
 		if op.list != nil {
 			require.True(t, there.list.From.Equal(from) && there.list.To.Equal(to))
@@ -167,22 +171,22 @@ func TestFarTimesTravel(t *testing.T) {
 		require.Equal(t, 9999, got.At.Year(), "in UTC")
 		require.EqualValues(t, last, got.RunAt.UnixMilli())
 	}
-	args := (&readOp{completion: newCompletion(callPage), list: newLister(listing.Query{State: engine.Done})}).encode(nil)
+	args := (&readOp{completion: newCompletion(callPage), list: newLister(listing.Query{State: engine.Done})}).Append(nil)
 	there := &readOp{completion: newCompletion(callPage)}
-	require.NoError(t, parse(args, there.decode))
+	require.NoError(t, parse(args, there.Read))
 	require.True(t, there.list.From.IsZero() && there.list.To.IsZero())
 }
 
 // TestNoTaskTravels: an answer without its task is malformed.
 func TestNoTaskTravels(t *testing.T) {
-	require.Error(t, parse([]byte("null"), new(readOp).decodeReply))
-	reply := (&readOp{completion: newCompletion(callPage), list: pageOf(listing.Query{State: engine.Done}, listed{Task: new(TaskInfo)})}).encodeReply(nil)
+	require.Error(t, parse([]byte("null"), new(readOp).ReadReply))
+	reply := (&readOp{completion: newCompletion(callPage), list: pageOf(listing.Query{State: engine.Done}, listed{Task: new(TaskInfo)})}).AppendReply(nil)
 	for _, page := range []string{"[null]", "[{}]", `[{"Task":null}]`} {
 		op := &readOp{completion: newCompletion(callPage), list: newLister(listing.Query{State: engine.Done})}
-		require.NoError(t, parse(reply, op.decodeReply))
+		require.NoError(t, parse(reply, op.ReadReply))
 		op.list.Page = nil
 		at := bytes.Index(reply, []byte("[{"))
-		require.Error(t, parse(append(bytes.Clone(reply[:at]), page...), op.decodeReply), page)
+		require.Error(t, parse(append(bytes.Clone(reply[:at]), page...), op.ReadReply), page)
 		require.Empty(t, op.list.Page)
 	}
 }
@@ -236,8 +240,8 @@ func TestErrorsTravel(t *testing.T) {
 // node can send on unchanged.
 func FuzzCalls(f *testing.F) {
 	for _, op := range sampleCalls() {
-		kind, args := op.base().kind, op.encode(nil)
-		f.Add(byte(kind), args, op.encodeReply(nil))
+		kind, args := op.base().kind, op.Append(nil)
+		f.Add(byte(kind), args, op.AppendReply(nil))
 	}
 	f.Fuzz(func(t *testing.T, kind byte, args, reply []byte) {
 		if kind >= byte(endOfRequests) || verbs[kind].new == nil {
@@ -245,23 +249,23 @@ func FuzzCalls(f *testing.F) {
 		}
 		op := decodable(callKind(kind))
 		var err error
-		testbase.BoundDecode(t, len(args), func() { err = parse(args, op.decode) })
+		testbase.BoundDecode(t, len(args), func() { err = parse(args, op.Read) })
 		if err != nil {
 			return
 		}
-		sent := op.encode(nil)
+		sent := op.Append(nil)
 		second := decodable(callKind(kind))
-		require.NoError(t, parse(sent, second.decode))
-		again := second.encode(nil)
+		require.NoError(t, parse(sent, second.Read))
+		again := second.Append(nil)
 		require.Equal(t, sent, again)
 
-		testbase.BoundDecode(t, len(reply), func() { err = parse(reply, op.decodeReply) })
+		testbase.BoundDecode(t, len(reply), func() { err = parse(reply, op.ReadReply) })
 		if err != nil {
 			return
 		}
-		sent = op.encodeReply(nil)
-		require.NoError(t, parse(sent, second.decodeReply))
-		require.Equal(t, string(sent), string(second.encodeReply(nil)))
+		sent = op.AppendReply(nil)
+		require.NoError(t, parse(sent, second.ReadReply))
+		require.Equal(t, string(sent), string(second.AppendReply(nil)))
 	})
 }
 
@@ -364,26 +368,26 @@ func loneNode(t testing.TB, shards int) *Queue {
 // FuzzServe: a shard refuses or resolves any operation of another node, and continues.
 func FuzzServe(f *testing.F) {
 	for _, op := range sampleCalls() {
-		kind, args := op.base().kind, op.encode(nil)
+		kind, args := op.base().kind, op.Append(nil)
 		f.Add(byte(kind), args)
 	}
 	// The headers of this record are missing.
 	bad := engine.NewTask{Key: engine.LaneKey{Queue: "a"}, Rec: []byte{1<<6 | 1<<5, 1, 'e', 9}}
 	strange := engine.NewTask{Key: engine.LaneKey{Queue: "a", Priority: 200}, Rec: []byte{0}}
 	for _, op := range []request{
-		&produceOp{completion: newCompletion(callProduce), tasks: []engine.NewTask{bad}}, &produceOp{completion: newCompletion(callProduce), tasks: []engine.NewTask{strange}},
-		&messageBatch{completion: newCompletion(callMessages), from: 1, first: 1, messages: []keys.Message{
+		&produceOp{completion: newCompletion(callProduce), Produce: call.Produce{Tasks: []engine.NewTask{bad}}}, &produceOp{completion: newCompletion(callProduce), Produce: call.Produce{Tasks: []engine.NewTask{strange}}},
+		&messageBatch{completion: newCompletion(callMessages), Messages: call.Messages{From: 1, First: 1, List: []keys.Message{
 			{Kind: keys.MsgAdmit, Queue: "a", Record: bad.Rec},
 			{Kind: keys.MsgAdmit, Queue: "a", Priority: 200, Record: strange.Rec},
 			{Kind: keys.MsgSettings, Queue: "a", Settings: []byte("{}")},
 			{Kind: keys.MsgSettings, Queue: "a", Settings: []byte(`{"Rate":-1}`)},
 			{Kind: keys.MsgDepend, Parent: keys.ID{1}, Child: keys.ID{2}, Outcome: 77},
-		}},
-		&messageBatch{completion: newCompletion(callMessages), from: 3, first: 1},
+		}}},
+		&messageBatch{completion: newCompletion(callMessages), Messages: call.Messages{From: 3, First: 1}},
 		rule(callConfigure, &call.Configure{Queue: "b", Value: []byte(`{"Concurrency":1}`)}),
-		&permitsOp{completion: newCompletion(callPermits), queue: "b", shard: 99},
+		&permitsOp{completion: newCompletion(callPermits), PermitRequest: dispatch.PermitRequest{Queue: "b", Shard: 99}},
 	} {
-		kind, args := op.base().kind, op.encode(nil)
+		kind, args := op.base().kind, op.Append(nil)
 		f.Add(byte(kind), args)
 	}
 	q := loneNode(f, 3)
@@ -400,7 +404,7 @@ func FuzzServe(f *testing.F) {
 		require.NotNil(t, s, "%v", q.replicas[0].group.Failure())
 		op.base().reply = func(err error) {
 			if err == nil {
-				_ = op.encodeReply(nil)
+				_ = op.AppendReply(nil)
 			}
 		}
 		require.NoError(t, s.inbox.Pass(op))

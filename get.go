@@ -215,7 +215,7 @@ func (op *readOp) read(v *view) (again bool, err error) {
 	return again && err == nil, err
 }
 
-func (op *readOp) encode(dst []byte) []byte {
+func (op *readOp) Append(dst []byte) []byte {
 	switch op.kind {
 	case callPage:
 		return op.list.Append(dst)
@@ -228,7 +228,7 @@ func (op *readOp) encode(dst []byte) []byte {
 	}
 }
 
-func (op *readOp) decode(r *wire.Reader) {
+func (op *readOp) Read(r *wire.Reader) {
 	switch op.kind {
 	case callPage:
 		op.list = newLister(listing.Query{})
@@ -242,7 +242,7 @@ func (op *readOp) decode(r *wire.Reader) {
 	}
 }
 
-func (op *readOp) encodeReply(dst []byte) []byte {
+func (op *readOp) AppendReply(dst []byte) []byte {
 	switch op.kind {
 	case callPage:
 		return op.list.AppendPage(dst)
@@ -253,7 +253,7 @@ func (op *readOp) encodeReply(dst []byte) []byte {
 	}
 }
 
-func (op *readOp) decodeReply(r *wire.Reader) {
+func (op *readOp) ReadReply(r *wire.Reader) {
 	switch op.kind {
 	case callPage:
 		op.list.DecodePage(r)
@@ -266,8 +266,8 @@ func (op *readOp) decodeReply(r *wire.Reader) {
 	}
 }
 
-func (op *readOp) again() {
-	if op.err = nil; op.list != nil {
+func (op *readOp) Again() {
+	if op.list != nil {
 		op.list.Again()
 	}
 	if op.kind == callFind {

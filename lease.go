@@ -9,7 +9,6 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/guard"
 	"codeq/internal/record"
-	"codeq/internal/wire"
 )
 
 // Complete finishes a task. When the task has a retention, it is kept with result for that long;
@@ -39,11 +38,11 @@ func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...
 		return err
 	}
 	op := q.completeOp(r)
-	op.stillRuns = true
+	op.StillRuns = true
 	err = checkResult(result, &q.opts.Limits)
 	shard := q.shardOf(r.ID)
 	if err == nil {
-		op.result = append(op.result, result...)
+		op.Result = append(op.Result, result...)
 		if len(next) > 0 {
 			err = q.prepareNext(ctx, op, next, shard)
 		}
@@ -56,7 +55,7 @@ func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...
 	if !settled {
 		return err
 	}
-	hops := call.BatchHops(op.next, shard, len(q.replicas), true)
+	hops := call.BatchHops(op.Next, shard, len(q.replicas), true)
 	if q.recycleComplete(op); err == nil {
 		err = q.awaitTaken(ctx, hops)
 	}
@@ -65,13 +64,13 @@ func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...
 
 // prepareNext checks and prepares the follow-ups of a completion in a shard.
 func (q *Queue) prepareNext(ctx context.Context, op *completeOp, next []Task, shard int) (err error) {
-	if op.next, err = q.prepareBatch("Complete", next, op.next); err != nil {
+	if op.Next, err = q.prepareBatch("Complete", next, op.Next); err != nil {
 		return err
 	}
-	if err = call.CheckRoute(op.next, shard, len(q.replicas), q.opts.Limits.ofCommit()); err != nil {
+	if err = call.CheckRoute(op.Next, shard, len(q.replicas), q.opts.Limits.ofCommit()); err != nil {
 		return err
 	}
-	return q.checkParents(ctx, "Complete", op.next)
+	return q.checkParents(ctx, "Complete", op.Next)
 }
 
 // Retry ends a failed attempt, which counts. The task waits as long as opts say and is then ready
@@ -82,12 +81,12 @@ func (q *Queue) prepareNext(ctx context.Context, op *completeOp, next []Task, sh
 // [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
 func (q *Queue) Retry(ctx context.Context, r Receipt, opts RetryOptions) (err error) {
 	defer public(&err)
-	op := failOp{how: engine.FailRetry | engine.StillRuns, wait: -1}
+	op := call.Fail{How: engine.FailRetry | engine.StillRuns, Wait: -1}
 	switch {
 	case opts.After > 0:
-		op.wait = int64(record.Millis(opts.After))
+		op.Wait = int64(record.Millis(opts.After))
 	case opts.After < 0:
-		op.wait = 0
+		op.Wait = 0
 	}
 	return q.failed(ctx, r, op, opts.Err)
 }
@@ -102,7 +101,7 @@ func (q *Queue) Release(ctx context.Context, r Receipt, after time.Duration) (er
 	if after < 0 {
 		return &InvalidError{"Release after", after, "0 or more"}
 	}
-	return q.failed(ctx, r, failOp{how: engine.FailRelease | engine.StillRuns, wait: int64(record.Millis(after))}, nil)
+	return q.failed(ctx, r, call.Fail{How: engine.FailRelease | engine.StillRuns, Wait: int64(record.Millis(after))}, nil)
 }
 
 // DeadLetter makes a task a dead letter, even if it has attempts left. cause, which may be nil, is
@@ -112,7 +111,7 @@ func (q *Queue) Release(ctx context.Context, r Receipt, after time.Duration) (er
 // [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
 func (q *Queue) DeadLetter(ctx context.Context, r Receipt, cause error) (err error) {
 	defer public(&err)
-	return q.failed(ctx, r, failOp{how: engine.FailDead | engine.StillRuns}, cause)
+	return q.failed(ctx, r, call.Fail{How: engine.FailDead | engine.StillRuns}, cause)
 }
 
 // Extend moves the deadline of a lease to d from now. d is 10 ms to 365 days. When the lease
@@ -131,13 +130,8 @@ func (q *Queue) Extend(ctx context.Context, r Receipt, d time.Duration) (err err
 // completeOp finishes a task and produces its follow-ups.
 type completeOp struct {
 	completion
-	roomWait
-	receipt Receipt
-	notes   *record.Notes // of the handler; nil: none
-	result  []byte        // in memory of the operation
-	next    []engine.NewTask
+	call.Complete
 	ofRunner
-	stillRuns bool // the handler, or it may; not if its outcome is this one
 }
 
 // ofRunner is embedded in operations that end leases. Run does not wait for them: the runner gets
@@ -174,7 +168,7 @@ func (q *Queue) completeOp(r Receipt) *completeOp {
 	if !ok {
 		op = &completeOp{completion: newCompletion(callComplete)}
 	}
-	op.receipt = r
+	op.Receipt = r.inner()
 	return op
 }
 
@@ -190,11 +184,10 @@ const maxPooledResult = 16 << 10
 
 // recycleComplete keeps an operation for reuse, as recycleProduce does.
 func (q *Queue) recycleComplete(op *completeOp) {
-	clear(op.next)
-	op.result, op.next, op.err, op.roomWait, op.ofRunner = op.result[:0], op.next[:0], nil, roomWait{}, ofRunner{}
-	op.notes, op.stillRuns = nil, false
-	if cap(op.result) > maxPooledResult {
-		op.result = nil
+	clear(op.Next)
+	op.Complete, op.err, op.ofRunner = call.Complete{Result: op.Result[:0], Next: op.Next[:0]}, nil, ofRunner{}
+	if cap(op.Result) > maxPooledResult {
+		op.Result = nil
 	}
 	q.pools.complete.Put(op)
 }
@@ -208,42 +201,29 @@ func (op *completeOp) settle(err error) {
 }
 
 func (op *completeOp) resolve(s *shard) {
-	takeNotes(s, op.receipt, op.notes)
-	v, err := s.rules.Complete(op.receipt.inner(), op.result, op.next, op.stillRuns)
+	takeNotes(s, op.Receipt, op.Notes)
+	v, err := s.rules.Complete(op.Receipt, op.Result, op.Next, op.StillRuns)
 	s.conclude(op, &op.completion, v, err)
 }
 
-func (op *completeOp) encode(dst []byte) []byte {
-	dst = call.AppendCompletion(appendReceipt(dst, op.receipt), op.WaitsForRoom(), op.stillRuns, op.result)
-	return call.AppendLastNotes(call.AppendTasks(dst, op.next), op.notes)
-}
-
 // takeNotes gives a lease that is about to end the last notes of its handler.
-func takeNotes(s *shard, r Receipt, n *record.Notes) {
+func takeNotes(s *shard, r engine.Receipt, n *record.Notes) {
 	if n != nil {
-		_ = s.rules.Leases.Note(r.inner(), n) // if the lease is lost, the verb says so
+		_ = s.rules.Leases.Note(r, n) // if the lease is lost, the verb says so
 	}
-}
-
-func (op *completeOp) decode(r *wire.Reader) {
-	op.receipt = readReceipt(r)
-	op.stillRuns = call.ReadCompletion(r, op.SetWaits)
-	op.result, op.next, op.notes = r.Bytes(), call.ReadTasks(r), call.ReadLastNotes(r)
 }
 
 // failOp ends a lease without completing the task.
 type failOp struct {
 	completion
-	roomWait
-	receipt Receipt
-	how     engine.Failure
-	wait    int64 // ms; negative: by the backoff
-	cause   string
-	notes   *record.Notes // of the handler; nil: none
+	call.Fail
 	ofRunner
 }
 
 func (op *failOp) recycle(*Queue) {}
+
+func (op *completeOp) abandon(*shard) { op.Leave() }
+func (op *failOp) abandon(*shard)     { op.Leave() }
 
 func (op *failOp) settle(err error) {
 	if !op.tell(op, err) {
@@ -251,31 +231,18 @@ func (op *failOp) settle(err error) {
 	}
 }
 
-func (q *Queue) failed(ctx context.Context, r Receipt, op failOp, cause error) error {
+func (q *Queue) failed(ctx context.Context, r Receipt, f call.Fail, cause error) error {
 	if cause != nil {
-		op.cause = guard.ErrorText(cause)
+		f.Cause = guard.ErrorText(cause)
 	}
-	op.completion = newCompletion(callFail)
-	op.receipt = r
-	return q.doFor(ctx, r.ID, &op)
+	f.Receipt = r.inner()
+	return q.doFor(ctx, r.ID, &failOp{completion: newCompletion(callFail), Fail: f})
 }
 
 func (op *failOp) resolve(s *shard) {
-	takeNotes(s, op.receipt, op.notes)
-	v, err := s.rules.Fail(op.receipt.inner(), op.how, op.wait, op.cause)
+	takeNotes(s, op.Receipt, op.Notes)
+	v, err := s.rules.Fail(op.Receipt, op.How, op.Wait, op.Cause)
 	s.conclude(op, &op.completion, v, err)
-}
-
-func (op *failOp) encode(dst []byte) []byte {
-	dst = wire.AppendBool(appendReceipt(dst, op.receipt), op.WaitsForRoom())
-	dst = wire.AppendBytes(wire.AppendInt(call.AppendFailure(dst, op.how), op.wait), op.cause)
-	return call.AppendLastNotes(dst, op.notes)
-}
-
-func (op *failOp) decode(r *wire.Reader) {
-	op.receipt = readReceipt(r)
-	op.SetWaits(r.Bool())
-	op.how, op.wait, op.cause, op.notes = call.ReadFailure(r), r.Int(), r.String(), call.ReadLastNotes(r)
 }
 
 // Lease is a claimed task, leased to the worker until Deadline.

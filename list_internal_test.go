@@ -35,7 +35,7 @@ func TestPageIsReadAgain(t *testing.T) {
 		}
 		require.True(t, visit(), "what there is to read")
 		require.True(t, visit(), "the tasks of a page")
-		op.again()
+		op.Again()
 		for range listing.PageTasks {
 			require.NoError(t, q.Complete(t.Context(), claimNow(t, q, "a").Receipt, nil))
 		}

@@ -155,12 +155,12 @@ type remote struct {
 func (r *remote) begin(ctx context.Context) context.Context { return ctx }
 
 func (r *remote) do(ctx context.Context, shard int, op request) (settled bool, err error) {
-	body := op.encode(binary.BigEndian.AppendUint16(make([]byte, 0, 256), uint16(shard)))
+	body := op.Append(binary.BigEndian.AppendUint16(make([]byte, 0, 256), uint16(shard)))
 	reply, err := r.Call(ctx, byte(op.base().kind), body, op.verb().is(readsOnly))
 	if err != nil {
 		return true, err
 	}
-	if err := parse(reply, op.decodeReply); err != nil {
+	if err := parse(reply, op.ReadReply); err != nil {
 		return true, fmt.Errorf("%w: reply for shard %d: %w", ErrUncertain, shard, err)
 	}
 	return true, nil
@@ -210,12 +210,12 @@ func (q *Queue) serveProgram(ctx context.Context, kind byte, body []byte) ([]byt
 	settled := true
 	switch op := op.(type) {
 	case *produceOp:
-		op.call.Seq = 0 // it is numbered as one of this node
+		op.Call.Seq = 0 // it is numbered as one of this node
 		settled, err = q.backend.produce(ctx, shard, op)
 	case *awaitOp:
 		var o *engine.Outcome
-		if o, err = q.backend.await(ctx, op.id); err == nil {
-			op.outcome = *o
+		if o, err = q.backend.await(ctx, op.ID); err == nil {
+			op.Outcome = *o
 		}
 	case *takenOp:
 		err = q.doTaken(ctx, shard, op)
@@ -228,7 +228,7 @@ func (q *Queue) serveProgram(ctx context.Context, kind byte, body []byte) ([]byt
 	if err != nil {
 		return nil, err
 	}
-	return op.encodeReply(nil), nil
+	return op.AppendReply(nil), nil
 }
 
 // waitsLong reports whether operations of a kind may take long, and have small answers.

@@ -120,16 +120,16 @@ func TestLocalOldSubscription(t *testing.T) {
 // FuzzPrograms: a queue without a cluster refuses or executes any call of a program, and continues.
 func FuzzPrograms(f *testing.F) {
 	for _, op := range sampleCalls() {
-		f.Add(byte(op.base().kind), op.encode([]byte{0, 0}))
+		f.Add(byte(op.base().kind), op.Append([]byte{0, 0}))
 	}
 	// The headers of this record are missing.
 	bad := engine.NewTask{Key: engine.LaneKey{Queue: "a"}, Rec: []byte{1<<6 | 1<<5, 1, 'e', 9}}
 	for _, op := range []request{
-		&produceOp{completion: newCompletion(callProduce), tasks: []engine.NewTask{bad}},
+		&produceOp{completion: newCompletion(callProduce), Produce: call.Produce{Tasks: []engine.NewTask{bad}}},
 		rule(callAdopt, &call.Adopt{Queue: "b", Value: []byte(`{"Concurrency":1}`)}),
 		rule(callConfigure, &call.Configure{Queue: "b", Value: []byte(`{"Rate":-1}`)}),
 	} {
-		f.Add(byte(op.base().kind), op.encode([]byte{0, 1}))
+		f.Add(byte(op.base().kind), op.Append([]byte{0, 1}))
 	}
 	q, err := Open("q", inspect.With(&Options{Shards: 2}, inspect.Private{FS: crashfs.New()}))
 	require.NoError(f, err)

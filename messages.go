@@ -5,47 +5,34 @@ import (
 	"codeq/internal/call"
 	"codeq/internal/cluster"
 	"codeq/internal/engine"
-	"codeq/internal/keys"
-	"codeq/internal/wire"
 )
 
 // messageBatch is messages on their way to the shard that resolves it.
 type messageBatch struct {
 	completion
-	from     int // shards
-	to       int
-	first    uint64 // number of messages[0]
-	messages []keys.Message
-	taken    int
+	call.Messages
+	to int // shard
 }
 
 func (p *messageBatch) resolve(s *shard) {
-	if p.from >= s.opts.Shards { // decode does not know how many shards there are
+	if p.From >= s.opts.Shards { // Read does not know how many shards there are
 		p.err = errMalformedCall
 		s.settleAfterCommit(p)
 		return
 	}
-	p.taken += s.rules.TakeMessages(p.from, p.first+uint64(p.taken), p.messages[p.taken:])
-	if p.taken < len(p.messages) {
+	p.Taken += s.rules.TakeMessages(p.From, p.First+uint64(p.Taken), p.List[p.Taken:])
+	if p.Taken < len(p.List) {
 		s.deferOp(p)
 		return
 	}
 	s.settleAfterCommit(p)
 }
 
-func (p *messageBatch) encode(dst []byte) []byte {
-	return call.AppendMessages(dst, p.from, p.first, p.messages)
-}
-
-func (p *messageBatch) decode(r *wire.Reader) { p.from, p.first, p.messages = call.ReadMessages(r) }
-
-func (p *messageBatch) again() { p.taken, p.err = 0, nil }
-
 // deliver sends messages to the leader of their receiver, and tells the sender's owner when they
 // are taken, and when they are so for good: in a cluster, and with DurabilityDisk, at once. If the
 // receiver takes no more, they stay where they are until the next Open.
 func (s *shard) deliver(o *engine.Outgoing) {
-	p := &messageBatch{completion: newCompletion(callMessages), from: s.index, to: o.To, first: o.First, messages: o.Messages}
+	p := &messageBatch{completion: newCompletion(callMessages), Messages: call.Messages{From: s.index, First: o.First, List: o.Messages}, to: o.To}
 	taken := confirmOp{to: o.To, first: o.First, n: len(o.Messages), durable: true}
 	if s.node != nil {
 		s.goFor("messages", func() {

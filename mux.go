@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"codeq/internal/base"
+	"codeq/internal/call"
 	"codeq/internal/engine"
 	"codeq/internal/guard"
 	"codeq/internal/record"
@@ -385,13 +386,13 @@ type failure struct {
 
 // failureOf calls the methods of a handler's error, which may end the goroutine.
 func failureOf(err error) *failure {
-	f := &failure{err, failOp{how: engine.FailRetry, wait: -1}, VerdictOf(err)}
+	f := &failure{err, failOp{Fail: call.Fail{How: engine.FailRetry, Wait: -1}}, VerdictOf(err)}
 	v := verdictOf(err)
 	if v != nil {
-		f.op.how, f.op.wait = v.how, int64(record.Millis(v.after))
+		f.op.How, f.op.Wait = v.how, int64(record.Millis(v.after))
 	}
 	if v == nil || v.err != nil {
-		f.op.cause = guard.ErrorText(err) // with the text of errors that wrap the verdict
+		f.op.Cause = guard.ErrorText(err) // with the text of errors that wrap the verdict
 	}
 	return f
 }

@@ -82,11 +82,11 @@ func (l *leaders) Change(ctx context.Context, shard int, how cluster.Change, p c
 func (l *leaders) Applied(ctx context.Context, shard int) (uint64, error) {
 	op := &indexOp{completion: newCompletion(callIndex)}
 	err := l.queue.ask(ctx, shard, op)
-	return op.applied, err
+	return op.Applied, err
 }
 
 func (l *leaders) Forget(ctx context.Context, shard int, name string) error {
-	_, err := (*node)(l).do(ctx, shard, &interestOp{completion: newCompletion(callInterest), node: name, gone: true})
+	_, err := (*node)(l).do(ctx, shard, &interestOp{completion: newCompletion(callInterest), Interest: call.Interest{Node: name, Gone: true}})
 	return err
 }
 
@@ -111,7 +111,7 @@ func (n *node) serve(shard int, r *peer.Request) error {
 			r.Fail(encodeError(err))
 			return
 		}
-		r.Reply(op.encodeReply(nil))
+		r.Reply(op.AppendReply(nil))
 	}
 	return s.inbox.Pass(op)
 }

@@ -7,7 +7,6 @@ import (
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/permits"
-	"codeq/internal/wire"
 )
 
 // In a cluster a limit for all shards of a queue is kept by permits (dispatch.Permits). Here is how
@@ -21,8 +20,7 @@ func (m permitMail) Epoch() uint64 { return m.epoch }
 func (m permitMail) IsReachable() bool { return m.node.queue.replicas[0].group.HasLeader() }
 
 func (m permitMail) Report(g *dispatch.PermitGate, queue string, r *permits.Request) context.CancelFunc {
-	op := &permitsOp{completion: newCompletion(callPermits), queue: queue, shard: m.index}
-	op.Request = *r
+	op := &permitsOp{completion: newCompletion(callPermits), PermitRequest: dispatch.PermitRequest{Queue: queue, Shard: m.index, Request: *r}}
 	ctx, drop := context.WithCancel(m.node.ctx)
 	m.goFor("report of permits", func() {
 		defer drop()
@@ -39,7 +37,7 @@ func (m permitMail) Report(g *dispatch.PermitGate, queue string, r *permits.Requ
 }
 
 func (m permitMail) Ask(a *dispatch.PermitAllocator, shard int, q *engine.Queue) {
-	op := &askPermitsOp{completion: newCompletion(callAskPermits), queue: q.Name, value: q.Value}
+	op := &askPermitsOp{completion: newCompletion(callAskPermits), Question: permits.Question{Queue: q.Name, Settings: q.Value}}
 	m.goFor("question for permits", func() {
 		change := m.node.queue.replicas[shard].group.Changed()
 		ctx, drop := m.node.Group(shard).WhileLed(m.node.ctx)
@@ -63,51 +61,24 @@ func (m permitMail) RefuseClaim(c *dispatch.Claim, reason error) { refuse(c.Call
 // permitsOp reports a shard's permits of a queue to the permit allocator, and asks for more.
 type permitsOp struct {
 	completion
-	queue string
-	shard int
 	dispatch.PermitRequest
 }
 
 func (op *permitsOp) abandon(*shard) { op.Gone.Store(true) }
 
 // again renumbers the request for a retry; the earlier message may still arrive.
-func (op *permitsOp) again() {
-	op.Try++
-	op.Answer, op.err = permits.Answer{}, nil
-}
 
 func (op *permitsOp) resolve(s *shard) {
 	op.Caller = op
 	switch {
-	case op.shard >= s.opts.Shards:
+	case op.Shard >= s.opts.Shards:
 		op.err = errMalformedCall
-	case !s.permits.Hear(op.queue, op.shard, &op.PermitRequest):
-		op.err = notLed(op.shard, ErrNotLeader)
+	case !s.permits.Hear(&op.PermitRequest):
+		op.err = notLed(op.Shard, ErrNotLeader)
 	default:
 		return
 	}
 	s.settleAfterCommit(op)
-}
-
-func (op *permitsOp) encode(dst []byte) []byte {
-	dst = wire.AppendUint(wire.AppendBytes(dst, op.queue), uint64(op.shard))
-	return op.Request.Append(dst)
-}
-
-func (op *permitsOp) decode(r *wire.Reader) {
-	op.queue, op.shard = r.String(), int(r.Uint())
-	op.Request = permits.ReadRequest(r)
-	if op.shard < 0 {
-		r.Fail()
-	}
-}
-
-func (op *permitsOp) encodeReply(dst []byte) []byte { return op.Answer.Append(dst) }
-
-func (op *permitsOp) decodeReply(r *wire.Reader) {
-	if op.Answer = permits.ReadAnswer(r); op.Granted > op.Want {
-		r.Fail()
-	}
 }
 
 // permitsAnswer is the outcome of a permitsOp.
@@ -124,28 +95,17 @@ func (a *permitsAnswer) resolve(*shard) { a.gate.Answered(&a.op.Request, a.op.An
 // follows the permit allocator's settings, or newer ones, first.
 type askPermitsOp struct {
 	completion
-	queue string
-	value []byte // the settings
-	permits.Report
+	permits.Question
 }
 
 func (op *askPermitsOp) resolve(s *shard) {
 	s.settleAfterCommit(op)
-	if op.err = s.refusal(s.rules.Names.Adopt(op.queue, op.value)); op.err != nil {
+	if op.err = s.refusal(s.rules.Names.Adopt(op.Queue, op.Settings)); op.err != nil {
 		return
 	}
 	s.follow()
-	op.Report = s.permits.ReportNow(s.rules.Names.QueueNamed(op.queue))
+	op.Report = s.permits.ReportNow(s.rules.Names.QueueNamed(op.Queue))
 }
-
-func (op *askPermitsOp) encode(b []byte) []byte {
-	return permits.AppendQuestion(b, op.queue, op.value)
-}
-
-func (op *askPermitsOp) decode(r *wire.Reader) { op.queue, op.value = permits.ReadQuestion(r) }
-
-func (op *askPermitsOp) encodeReply(dst []byte) []byte { return op.AppendReply(dst) }
-func (op *askPermitsOp) decodeReply(r *wire.Reader)    { op.Report = permits.ReadReply(r) }
 
 // askPermitsDone is the outcome of an askPermitsOp.
 type askPermitsDone struct {

@@ -12,7 +12,6 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/record"
-	"codeq/internal/wire"
 )
 
 // Produce stores a task and returns its ID. The task can be claimed as soon as its RunAt has come
@@ -40,16 +39,16 @@ func (q *Queue) Produce(ctx context.Context, t Task) (_ ID, err error) {
 		return ID{}, err
 	}
 	op := q.produceOp()
-	op.tasks = append(op.tasks, prepare(&t, nil))
+	op.Tasks = append(op.Tasks, prepare(&t, nil))
 	var cost call.BatchCost
-	if err = cost.Add(&op.tasks[0], q.opts.Limits.ofCommit()); err == nil {
-		err = q.checkParents(ctx, "", op.tasks)
+	if err = cost.Add(&op.Tasks[0], q.opts.Limits.ofCommit()); err == nil {
+		err = q.checkParents(ctx, "", op.Tasks)
 	}
 	if err != nil {
 		q.recycleProduce(op)
 		return ID{}, translated(err)
 	}
-	shard, bound := op.tasks[0].Home(len(q.replicas))
+	shard, bound := op.Tasks[0].Home(len(q.replicas))
 	if !bound {
 		shard = q.anyShard()
 	}
@@ -60,7 +59,7 @@ func (q *Queue) Produce(ctx context.Context, t Task) (_ ID, err error) {
 		return ID{}, err
 	}
 	id, duplicate := op.IDs[0], len(op.Duplicates) > 0
-	hops := call.BatchHops(op.tasks, shard, len(q.replicas), false)
+	hops := call.BatchHops(op.Tasks, shard, len(q.replicas), false)
 	q.recycleProduce(op)
 	if err = q.awaitTaken(ctx, hops); duplicate {
 		err = errors.Join(&DuplicateError{Key: t.Unique.Key, ID: id}, err)
@@ -97,27 +96,27 @@ func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) (_ []ID, err err
 		return nil, nil
 	}
 	op := q.produceOp()
-	if op.tasks, err = q.prepareBatch("ProduceBatch", tasks, op.tasks); err == nil {
-		err = q.checkParents(ctx, "ProduceBatch", op.tasks)
+	if op.Tasks, err = q.prepareBatch("ProduceBatch", tasks, op.Tasks); err == nil {
+		err = q.checkParents(ctx, "ProduceBatch", op.Tasks)
 	}
 	if err != nil {
 		q.recycleProduce(op)
 		return nil, err
 	}
-	parts := call.SplitBatch(op.tasks, len(q.replicas))
+	parts := call.SplitBatch(op.Tasks, len(q.replicas))
 	ids := make([]ID, len(tasks))
 	if parts == nil {
 		hops, err := q.produce(ctx, q.anyShard(), op, tasks, func(i int) int { return i }, ids)
 		return ids, errors.Join(err, q.awaitTaken(ctx, hops))
 	}
-	all := op.tasks
+	all := op.Tasks
 	var duplicates []error
 	var hops []call.BatchHop
 	for _, part := range parts {
 		next := op
 		if len(parts) > 1 {
 			next = q.produceOp()
-			next.tasks = part.Append(next.tasks, all, func(i int) keys.ID { return keys.ID(ids[i]) })
+			next.Tasks = part.Append(next.Tasks, all, func(i int) keys.ID { return keys.ID(ids[i]) })
 		}
 		asked, err := q.produce(ctx, part.Shard, next, tasks, func(i int) int { return part.Tasks[i] }, ids)
 		hops = append(hops, asked...)
@@ -146,12 +145,12 @@ func (q *Queue) produce(ctx context.Context, shard int, op *produceOp, tasks []T
 	}
 	var errs []error
 	for _, i := range op.Duplicates {
-		if tasks[at(i)].Unique.Replace && call.HasReplaced(op.tasks, i, op.Duplicates) {
+		if tasks[at(i)].Unique.Replace && call.HasReplaced(op.Tasks, i, op.Duplicates) {
 			continue
 		}
 		errs = append(errs, &DuplicateError{Key: tasks[at(i)].Unique.Key, ID: op.IDs[i], Index: at(i)})
 	}
-	return call.BatchHops(op.tasks, shard, len(q.replicas), len(op.Duplicates) > 0), errors.Join(errs...)
+	return call.BatchHops(op.Tasks, shard, len(q.replicas), len(op.Duplicates) > 0), errors.Join(errs...)
 }
 
 // checkParents refuses tasks with a missing parent that must exist. It passes tasks with a taken
@@ -179,7 +178,7 @@ func (q *Queue) checkParents(ctx context.Context, verb string, tasks []engine.Ne
 // awaitTaken waits until the messages to the parents of stored tasks have been taken.
 func (q *Queue) awaitTaken(ctx context.Context, hops []call.BatchHop) error {
 	for _, h := range hops {
-		if err := q.doTaken(ctx, h.From, &takenOp{completion: newCompletion(callTaken), to: h.To}); err != nil {
+		if err := q.doTaken(ctx, h.From, &takenOp{completion: newCompletion(callTaken), Taken: call.Taken{To: h.To}}); err != nil {
 			return fmt.Errorf("%w: it is stored, and shard %d has not noted yet which tasks wait for its own: %w", ErrUncertain, h.To, base.CauseOf(err))
 		}
 	}
@@ -262,9 +261,7 @@ func (b *batch) add(tasks []Task, limits *Limits) error {
 // produceOp stores all of its tasks, or none.
 type produceOp struct {
 	completion
-	tasks []engine.NewTask
-	call  keys.CallNumber
-	engine.Produced
+	call.Produce
 }
 
 func (q *Queue) produceOp() *produceOp {
@@ -275,15 +272,15 @@ func (q *Queue) produceOp() *produceOp {
 }
 
 func newProduce(from string) request {
-	return &produceOp{completion: completion{kind: callProduce}, call: keys.CallNumber{Node: from}}
+	return &produceOp{completion: completion{kind: callProduce}, Produce: call.Produce{Call: keys.CallNumber{Node: from}}}
 }
 
 // recycleProduce keeps an operation for reuse. REQUIRES: it is settled, or was never given to a
 // shard.
 func (q *Queue) recycleProduce(op *produceOp) {
-	clear(op.tasks)
-	op.tasks, op.IDs, op.Duplicates, op.err = op.tasks[:0], op.IDs[:0], op.Duplicates[:0], nil
-	op.call = keys.CallNumber{}
+	clear(op.Tasks)
+	op.Tasks, op.IDs, op.Duplicates, op.err = op.Tasks[:0], op.IDs[:0], op.Duplicates[:0], nil
+	op.Call = keys.CallNumber{}
 	q.pools.produce.Put(op)
 }
 
@@ -292,40 +289,13 @@ func (q *Queue) recycleProduce(op *produceOp) {
 type pools struct{ produce, claim, complete sync.Pool }
 
 func (op *produceOp) resolve(s *shard) {
-	if err := s.checkCaller(&op.call); err != nil {
+	if err := s.checkCaller(&op.Call); err != nil {
 		s.conclude(op, &op.completion, engine.Decided, err)
 		return
 	}
-	v, err := s.rules.Produce(op.tasks, &op.call, &op.Produced)
+	v, err := s.rules.Produce(op.Tasks, &op.Call, &op.Produced)
 	s.conclude(op, &op.completion, v, err)
 }
-
-func (op *produceOp) encode(dst []byte) []byte {
-	dst = wire.AppendUint(dst, op.call.Incarnation)
-	dst = wire.AppendUint(dst, op.call.Seq)
-	dst = wire.AppendUint(dst, op.call.Low)
-	return call.AppendTasks(dst, op.tasks)
-}
-
-// decode does not read the node in op.call, which newProduce has set from the connection.
-func (op *produceOp) decode(r *wire.Reader) {
-	op.call.Incarnation, op.call.Seq, op.call.Low = r.Uint(), r.Uint(), r.Uint()
-	op.tasks = call.ReadTasks(r)
-}
-
-func (op *produceOp) encodeReply(dst []byte) []byte {
-	return keys.AppendIndexes(keys.AppendIDs(dst, op.IDs), op.Duplicates)
-}
-
-func (op *produceOp) decodeReply(r *wire.Reader) {
-	op.IDs = append(op.IDs, keys.ReadIDs(r)...)
-	op.Duplicates = append(op.Duplicates, keys.ReadIndexes(r)...)
-	if len(op.IDs) != len(op.tasks) {
-		r.Fail()
-	}
-}
-
-func (op *produceOp) again() { op.IDs, op.Duplicates, op.err = op.IDs[:0], op.Duplicates[:0], nil }
 
 func atMostTasks(n int) string { return fmt.Sprintf("at most %d", n) }
 

@@ -294,16 +294,16 @@ func (r *runner) Claim(ctx context.Context, places int) (int, error) {
 // GiveBack gives back tasks that no worker has begun.
 func (r *runner) GiveBack(grants []engine.Grant) {
 	for i := range grants {
-		r.giveBack(receiptOf(grants[i].Receipt), failOp{how: engine.FailReturn}, nil)
+		r.giveBack(receiptOf(grants[i].Receipt), call.Fail{How: engine.FailReturn}, nil)
 	}
 }
 
 // TakeBack gives back the task of a handler that goes on.
 func (r *runner) TakeBack(f *taskContext) {
-	op := failOp{how: engine.FailReturn | engine.StillRuns, notes: f.lastNotes()}
+	op := call.Fail{How: engine.FailReturn | engine.StillRuns, Notes: f.lastNotes()}
 	if end, ok := f.Deadline(); ok && time.Until(end) <= 0 {
 		err := r.reportOverdue(f)
-		op.how, op.wait, op.cause = engine.FailRetry|engine.StillRuns, -1, err.Error()
+		op.How, op.Wait, op.Cause = engine.FailRetry|engine.StillRuns, -1, err.Error()
 	}
 	r.giveBack(f.lease.Receipt, op, f)
 	if f.Mark(markEnded) {
@@ -317,7 +317,7 @@ func (r *runner) Hurry() { r.stopStoring(errRunEnds) }
 var errRunEnds = fmt.Errorf("%w: there was no room until the end of Run", ErrDiskFull)
 
 // giveBack gives back a task. f is nil if no worker has it.
-func (r *runner) giveBack(receipt Receipt, op failOp, f *taskContext) {
+func (r *runner) giveBack(receipt Receipt, op call.Fail, f *taskContext) {
 	op.Gone = r.storing.Done() // it waits for room on the disk
 	err := r.queue.failed(r.storeContext(), receipt, op, nil)
 	if public(&err); err != nil && f != nil {
@@ -330,8 +330,7 @@ func (r *runner) countOverdue(w *worker, f *taskContext) {
 	if t, ours := w.Task(); !ours || t != f {
 		return
 	}
-	op := failOp{how: engine.FailOverdue}
-	op.Gone = r.storing.Done()
+	op := call.Fail{How: engine.FailOverdue, RoomWait: call.RoomWait{Gone: r.storing.Done()}}
 	_ = r.queue.failed(r.storing, f.lease.Receipt, op, nil) // if the lease is lost, the worker learns of it
 	_ = r.reportOverdue(f)
 }
@@ -381,7 +380,7 @@ func (r *runner) Do(w *worker, g engine.Grant) {
 	}
 	f.Begin(l.Timeout)
 	if !w.Own(f) {
-		r.giveBack(l.Receipt, failOp{how: engine.FailReturn}, f)
+		r.giveBack(l.Receipt, call.Fail{How: engine.FailReturn}, f)
 		return
 	}
 	if r.canceledReceipts.Has(g.Receipt) { // after own, since cancel adds the receipt before it looks at the workers
@@ -443,7 +442,7 @@ func (r *runner) storeOutcome(w *worker, f *taskContext, waited uint32, begun ti
 // were kept for it.
 func (r *runner) returned(l *Lease) {
 	shard := r.queue.shardOf(l.ID)
-	op := &failOp{completion: newCompletion(callFail), receipt: l.Receipt, how: engine.FailReturn}
+	op := &failOp{completion: newCompletion(callFail), Fail: call.Fail{Receipt: l.Receipt.inner(), How: engine.FailReturn}}
 	op.Gone = r.queue.closing // it waits for room on the disk
 	if s := r.queue.shard(shard); s != nil {
 		_ = s.inbox.Pass(op) // an owner that has ended keeps nothing for it
@@ -468,11 +467,11 @@ func (r *runner) handle(f *taskContext) (err error) {
 // fail gives a failed attempt to the shard, as complete does.
 func (r *runner) fail(f *taskContext, failed *failure) {
 	l, op := &f.lease, &failed.op
-	op.notes = f.lastNotes()
-	if op.how != engine.FailRelease {
+	op.Notes = f.lastNotes()
+	if op.How != engine.FailRelease {
 		r.report(l, failed.err)
 	}
-	op.completion, op.receipt, op.Gone = newCompletion(callFail), l.Receipt, r.storing.Done()
+	op.completion, op.Receipt, op.Gone = newCompletion(callFail), l.Receipt.inner(), r.storing.Done()
 	r.end(op, l)
 }
 
@@ -481,16 +480,16 @@ func (r *runner) fail(f *taskContext, failed *failure) {
 func (r *runner) complete(f *taskContext) *failure {
 	l := &f.lease
 	op := r.queue.completeOp(l.Receipt)
-	op.notes = f.lastNotes()
+	op.Notes = f.lastNotes()
 	if f.out != nil {
 		err := f.out.fill(op)
 		if err == nil {
-			err = call.CheckRoute(op.next, r.queue.shardOf(l.ID), len(r.queue.replicas), r.queue.opts.Limits.ofCommit())
+			err = call.CheckRoute(op.Next, r.queue.shardOf(l.ID), len(r.queue.replicas), r.queue.opts.Limits.ofCommit())
 		}
 		if err != nil {
 			err = DeadLetter(base.Prefixed(translated(err)))
 		} else {
-			err = r.queue.checkParents(r.storeContext(), "Complete", op.next)
+			err = r.queue.checkParents(r.storeContext(), "Complete", op.Next)
 			public(&err)
 		}
 		if err != nil {
@@ -526,7 +525,7 @@ func (r *runner) forward(op leaseEnd, l *Lease) {
 	defer r.pool.Outcomes.Done()
 	err := guarded(r.queue.opts.log, "end of a lease elsewhere", func() error {
 		op.of().runner = nil // a caller waits: this goroutine
-		op.again()
+		tryAgain(op)
 		settled, err := r.queue.do(r.storeContext(), r.queue.shardOf(l.ID), op)
 		if settled {
 			op.recycle(r.queue)

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/call"
 	"codeq/internal/crashfs"
 	"codeq/internal/engine"
 	"codeq/internal/inspect"
@@ -209,7 +210,7 @@ func TestPlaceOfCanceledHandler(t *testing.T) {
 			first := <-started
 			require.Equal(t, ids[0], first.ID)
 			require.NoError(t, q.Cancel(ctx, first.ID))
-			require.ErrorIs(t, q.failed(ctx, first.Receipt, failOp{how: how}, nil), ErrLeaseLost)
+			require.ErrorIs(t, q.failed(ctx, first.Receipt, call.Fail{How: how}, nil), ErrLeaseLost)
 			time.Sleep(5 * time.Second)
 			require.Empty(t, started, how)
 			close(end)

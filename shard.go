@@ -438,9 +438,3 @@ type roomWaiter interface {
 	operation
 	WaitsForRoom() bool
 }
-
-// roomWait is embedded in operations with callers that may wait for room.
-type roomWait struct{ owner.RoomWait }
-
-// abandon is called when the caller on another node has gone.
-func (w *roomWait) abandon(*shard) { w.Leave() }

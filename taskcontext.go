@@ -67,7 +67,7 @@ func (o *output) fill(op *completeOp) error {
 		return o.nextErr
 	}
 	o.next.Finish()
-	op.result, op.next = o.result, append(op.next, o.next.Tasks...)
+	op.Result, op.Next = o.result, append(op.Next, o.next.Tasks...)
 	return nil
 }
 

@@ -8,7 +8,6 @@ import (
 	"codeq/internal/cluster"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
-	"codeq/internal/wire"
 )
 
 // operation is one unit of work of a shard.
@@ -259,13 +258,6 @@ func (op *ruling) resolve(s *shard) {
 	s.conclude(op, &op.completion, v, err)
 }
 
-func (op *ruling) encode(dst []byte) []byte      { return op.Body.Append(dst) }
-func (op *ruling) decode(r *wire.Reader)         { op.Read(r) }
-func (op *ruling) encodeReply(dst []byte) []byte { return op.AppendReply(dst) }
-func (op *ruling) decodeReply(r *wire.Reader)    { op.ReadReply(r) }
-func (op *ruling) again()                        { op.Again(); op.err = nil }
-
-// upTo returns the room of operations that all run down to the same level.
 func upTo(level engine.Room) func(operation) engine.Room {
 	return func(operation) engine.Room { return level }
 }
@@ -275,7 +267,7 @@ func roomOfBody(op operation) engine.Room {
 }
 
 func roomOfComplete(op operation) engine.Room {
-	if len(op.(*completeOp).next) > 0 {
+	if len(op.(*completeOp).Next) > 0 {
 		return engine.RoomScarce
 	}
 	return engine.RoomNone // unless the task is kept
@@ -283,4 +275,4 @@ func roomOfComplete(op operation) engine.Room {
 
 func yes(request) bool           { return true }
 func no(request) bool            { return false }
-func isNumbered(op request) bool { return op.(*produceOp).call.Seq != 0 }
+func isNumbered(op request) bool { return op.(*produceOp).Call.Seq != 0 }

@@ -65,6 +65,7 @@ func TestWorkers(t *testing.T) {
 		close(goOn)
 		require.NoError(t, named.End(nil))
 		require.NoError(t, again.End(nil))
+		synctest.Wait() // for the handler of byDefault, if it had a task
 		all = workersOf(t, q)
 		require.Equal(t, byName[own], all)
 		require.NoError(t, byDefault.End(nil))

@@ -18,26 +18,31 @@ import (
 type Body interface {
 	// Decide is called by the owner of the shard.
 	Decide(*engine.State) (engine.Verdict, error)
+	Wire
+}
+
+// Wire is a call as nodes send it.
+type Wire interface {
 	// Append appends the arguments, for Read.
 	Append(dst []byte) []byte
 	Read(*wire.Reader)
-	// AppendReply appends what Decide has decided, if it was not an error, for ReadReply.
+	// AppendReply appends the answer, if it was not an error, for ReadReply.
 	AppendReply(dst []byte) []byte
 	ReadReply(*wire.Reader)
 	// Again prepares the call for another try.
 	Again()
 }
 
-// silent is embedded in calls without an answer.
-type silent struct{}
+// Silent is embedded in calls without an answer.
+type Silent struct{}
 
-func (silent) AppendReply(dst []byte) []byte { return dst }
-func (silent) ReadReply(*wire.Reader)        {}
-func (silent) Again()                        {}
+func (Silent) AppendReply(dst []byte) []byte { return dst }
+func (Silent) ReadReply(*wire.Reader)        {}
+func (Silent) Again()                        {}
 
 // Alter alters a task.
 type Alter struct {
-	silent
+	Silent
 	ID  keys.ID
 	How engine.Alteration
 	Arg uint64
@@ -145,7 +150,7 @@ func (b *Clock) Again()                        {}
 
 // ReleaseKey frees an idempotency key.
 type ReleaseKey struct {
-	silent
+	Silent
 	Hash [keys.UniqueLen]byte
 	Key  string
 }
@@ -205,7 +210,7 @@ func (b *Renew) Again() { b.Lost, b.Errs = nil, nil }
 
 // Extend moves the deadline of a lease.
 type Extend struct {
-	silent
+	Silent
 	Receipt  engine.Receipt
 	Duration uint64 // ms
 }
@@ -218,11 +223,11 @@ func (b *Extend) Append(dst []byte) []byte {
 	return wire.AppendUint(AppendReceipt(dst, b.Receipt), b.Duration)
 }
 
-func (b *Extend) Read(r *wire.Reader) { b.Receipt, b.Duration = ReadReceipt(r), r.Uint() }
+func (b *Extend) Read(r *wire.Reader) { b.Receipt, b.Duration = readReceipt(r), r.Uint() }
 
 // Note stores the notes of a handler about its work.
 type Note struct {
-	silent
+	Silent
 	Receipt engine.Receipt
 	Notes   *record.Notes
 }
@@ -232,18 +237,18 @@ func (b *Note) Decide(s *engine.State) (engine.Verdict, error) {
 }
 
 func (b *Note) Append(dst []byte) []byte { return b.Notes.Append(AppendReceipt(dst, b.Receipt)) }
-func (b *Note) Read(r *wire.Reader)      { b.Receipt, b.Notes = ReadReceipt(r), readNotes(r) }
+func (b *Note) Read(r *wire.Reader)      { b.Receipt, b.Notes = readReceipt(r), readNotes(r) }
 
-// AppendLastNotes ends an operation with the notes of its handler; nil: it has none.
-func AppendLastNotes(dst []byte, n *record.Notes) []byte {
+// appendLastNotes ends an operation with the notes of its handler; nil: it has none.
+func appendLastNotes(dst []byte, n *record.Notes) []byte {
 	if n == nil {
 		return dst
 	}
 	return n.Append(dst)
 }
 
-// ReadLastNotes reads what AppendLastNotes has appended.
-func ReadLastNotes(r *wire.Reader) *record.Notes {
+// readLastNotes reads what appendLastNotes has appended.
+func readLastNotes(r *wire.Reader) *record.Notes {
 	if r.Len() == 0 {
 		return nil
 	}
@@ -259,48 +264,13 @@ func readNotes(r *wire.Reader) *record.Notes {
 	return n
 }
 
-// AppendCompletion appends whether a completion waits for room on the disk, whether the handler
-// goes on, and a result.
-func AppendCompletion(dst []byte, waits, stillRuns bool, result []byte) []byte {
-	flags := byte(0)
-	if waits {
-		flags |= 1
-	}
-	if stillRuns {
-		flags |= 2
-	}
-	return wire.AppendBytes(append(dst, flags), result)
-}
-
-// ReadCompletion reads what AppendCompletion has appended, but for the result.
-func ReadCompletion(r *wire.Reader, setWaits func(bool)) (stillRuns bool) {
-	flags := r.Byte()
-	if flags > 3 {
-		r.Fail()
-	}
-	setWaits(flags&1 != 0)
-	return flags&2 != 0
-}
-
-// AppendFailure appends how an attempt fails.
-func AppendFailure(dst []byte, how engine.Failure) []byte { return append(dst, byte(how)) }
-
-// ReadFailure reads what AppendFailure has appended.
-func ReadFailure(r *wire.Reader) engine.Failure {
-	how := engine.Failure(r.Byte())
-	if how&^engine.StillRuns > engine.FailOverdue {
-		r.Fail()
-	}
-	return how
-}
-
 // AppendReceipt appends a receipt.
 func AppendReceipt(dst []byte, r engine.Receipt) []byte {
 	return wire.AppendUint(append(dst, r.ID[:]...), r.Token)
 }
 
-// ReadReceipt reads what AppendReceipt has appended.
-func ReadReceipt(r *wire.Reader) engine.Receipt {
+// readReceipt reads what AppendReceipt has appended.
+func readReceipt(r *wire.Reader) engine.Receipt {
 	return engine.Receipt{ID: keys.ReadID(r), Token: r.Uint()}
 }
 
@@ -317,7 +287,7 @@ func appendReceipts(dst []byte, list []engine.Receipt) []byte {
 func ReadReceipts(r *wire.Reader) []engine.Receipt {
 	list := make([]engine.Receipt, r.Count(keys.IDLen+1))
 	for i := range list {
-		list[i] = ReadReceipt(r)
+		list[i] = readReceipt(r)
 	}
 	return list
 }

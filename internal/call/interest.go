@@ -5,15 +5,20 @@ import (
 	"codeq/internal/wire"
 )
 
-// AppendInterest appends the interests of a node; gone: it was removed.
-func AppendInterest(dst []byte, node string, v keys.InterestValue, gone bool) []byte {
-	dst = wire.AppendBool(wire.AppendUint(wire.AppendBytes(dst, node), v.Kinds), gone)
-	return wire.AppendUint(wire.AppendUint(dst, v.Incarnation), v.Number)
+// Interest stores the interests of a node.
+type Interest struct {
+	Silent
+	Node  string
+	Wants keys.InterestValue
+	Gone  bool // the node was removed
 }
 
-// ReadInterest reads what AppendInterest has appended.
-func ReadInterest(r *wire.Reader) (node string, v keys.InterestValue, gone bool) {
-	node, v.Kinds, gone = r.String(), r.Uint(), r.Bool()
-	v.Incarnation, v.Number = r.Uint(), r.Uint()
-	return node, v, gone
+func (b *Interest) Append(dst []byte) []byte {
+	dst = wire.AppendBool(wire.AppendUint(wire.AppendBytes(dst, b.Node), b.Wants.Kinds), b.Gone)
+	return wire.AppendUint(wire.AppendUint(dst, b.Wants.Incarnation), b.Wants.Number)
+}
+
+func (b *Interest) Read(r *wire.Reader) {
+	b.Node, b.Wants.Kinds, b.Gone = r.String(), r.Uint(), r.Bool()
+	b.Wants.Incarnation, b.Wants.Number = r.Uint(), r.Uint()
 }

@@ -7,23 +7,31 @@ import (
 	"codeq/internal/wire"
 )
 
-// AppendMessages appends messages of a shard to another one; first is the number of the first one.
-func AppendMessages(dst []byte, from int, first uint64, messages []keys.Message) []byte {
-	dst = wire.AppendUint(wire.AppendUint(dst, uint64(from)), first)
-	dst = wire.AppendUint(dst, uint64(len(messages)))
-	for i := range messages {
-		dst = wire.AppendBytes(dst, messages[i].Append(nil))
+// Messages brings messages of a shard to another one.
+type Messages struct {
+	Silent
+	From  int    // shard
+	First uint64 // of List[0]
+	List  []keys.Message
+	Taken int
+}
+
+func (b *Messages) Append(dst []byte) []byte {
+	dst = wire.AppendUint(wire.AppendUint(dst, uint64(b.From)), b.First)
+	dst = wire.AppendUint(dst, uint64(len(b.List)))
+	for i := range b.List {
+		dst = wire.AppendBytes(dst, b.List[i].Append(nil))
 	}
 	return dst
 }
 
-// ReadMessages reads them. Each of them can be taken; from may be the number of no shard.
-func ReadMessages(r *wire.Reader) (from int, first uint64, messages []keys.Message) {
+// Read reads messages that can be taken; From may be the number of no shard.
+func (b *Messages) Read(r *wire.Reader) {
 	shard := r.Uint()
 	if shard >= manifest.MaxShards {
 		r.Fail()
 	}
-	first = r.Uint()
+	b.From, b.First = int(shard), r.Uint()
 	for range r.Count(2) {
 		m, err := keys.ParseMessage(r.Bytes())
 		switch {
@@ -37,7 +45,23 @@ func ReadMessages(r *wire.Reader) (from int, first uint64, messages []keys.Messa
 			r.Fail()
 			break
 		}
-		messages = append(messages, m)
+		b.List = append(b.List, m)
 	}
-	return int(shard), first, messages
+}
+
+func (b *Messages) Again() { b.Taken = 0 }
+
+// Taken waits until another shard has taken the messages of a shard.
+type Taken struct {
+	Silent
+	To int
+}
+
+func (b *Taken) Append(dst []byte) []byte { return wire.AppendUint(dst, uint64(b.To)) }
+
+func (b *Taken) Read(r *wire.Reader) {
+	n := r.Uint()
+	if b.To = int(n); n >= manifest.MaxShards {
+		r.Fail()
+	}
 }

@@ -9,7 +9,7 @@ import (
 
 // SetSchedule stores a schedule.
 type SetSchedule struct {
-	silent
+	Silent
 	Name  string
 	Value keys.ScheduleValue // without a position
 	Times recurrence.Sequence
@@ -36,7 +36,7 @@ func (b *SetSchedule) Read(r *wire.Reader) {
 
 // DeleteSchedule removes a schedule.
 type DeleteSchedule struct {
-	silent
+	Silent
 	Name string
 }
 
@@ -49,7 +49,7 @@ func (b *DeleteSchedule) Read(r *wire.Reader)      { b.Name = r.String() }
 
 // PauseSchedule stops the ticks of a schedule, or resumes them.
 type PauseSchedule struct {
-	silent
+	Silent
 	Name   string
 	Paused bool
 }

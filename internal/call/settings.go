@@ -65,7 +65,7 @@ func (b *Configure) Again()                        { b.Late = false }
 
 // Adopt makes a shard adopt settings that the first one has stored.
 type Adopt struct {
-	silent
+	Silent
 	Queue string
 	Value []byte
 }

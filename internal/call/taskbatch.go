@@ -91,7 +91,7 @@ func SplitBatch(tasks []engine.NewTask, shards int) []BatchPart {
 	return parts
 }
 
-// AppendTasks appends the tasks of the part. For siblings outside it stand the IDs of those that
+// appendTasks appends the tasks of the part. For siblings outside it stand the IDs of those that
 // are stored.
 func (p *BatchPart) Append(into, all []engine.NewTask, stored func(i int) keys.ID) []engine.NewTask {
 	for _, i := range p.Tasks {

@@ -200,7 +200,7 @@ func TestReplaceInBatch(t *testing.T) {
 	require.False(t, HasReplaced(tasks, 4, []int{1, 2, 3, 4}), "the key is taken")
 	require.False(t, HasReplaced(tasks, 1, []int{1}))
 
-	again := ReadTasks(wire.NewReader(AppendTasks(nil, tasks)))
+	again := readTasks(wire.NewReader(appendTasks(nil, tasks)))
 	for i := range tasks {
 		require.Equal(t, tasks[i].Rec, again[i].Rec, i)
 		require.Equal(t, tasks[i].Tied.Twin, again[i].Tied.Twin, i)
@@ -225,18 +225,18 @@ func TestCost(t *testing.T) {
 
 // FuzzRead: tasks from another node are refused, or encode to the same bytes again.
 func FuzzRead(f *testing.F) {
-	f.Add(AppendTasks(nil, nil))
-	f.Add(AppendTasks(nil, []engine.NewTask{newTask(record.Record{}), withKey(1, 0), inGroup(2, keys.Nth(0)), withKey(1, 0)}))
+	f.Add(appendTasks(nil, nil))
+	f.Add(appendTasks(nil, []engine.NewTask{newTask(record.Record{}), withKey(1, 0), inGroup(2, keys.Nth(0)), withKey(1, 0)}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r := wire.NewReader(b)
 		var tasks []engine.NewTask
-		testbase.BoundDecode(t, len(b), func() { tasks = ReadTasks(r) })
+		testbase.BoundDecode(t, len(b), func() { tasks = readTasks(r) })
 		if r.Done() != nil {
 			return
 		}
-		sent := AppendTasks(nil, tasks)
+		sent := appendTasks(nil, tasks)
 		again := wire.NewReader(sent)
-		require.Equal(t, tasks, ReadTasks(again))
+		require.Equal(t, tasks, readTasks(again))
 		require.NoError(t, again.Done())
 	})
 }

@@ -2,13 +2,45 @@ package call
 
 import (
 	"codeq/internal/engine"
+	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/wire"
 )
 
-// AppendTasks appends new tasks to a call of another node. Their records contain what binds them to
+// Produce stores tasks.
+type Produce struct {
+	Tasks []engine.NewTask
+	Call  keys.CallNumber
+	engine.Produced
+}
+
+func (b *Produce) Append(dst []byte) []byte {
+	dst = wire.AppendUint(wire.AppendUint(dst, b.Call.Incarnation), b.Call.Seq)
+	return appendTasks(wire.AppendUint(dst, b.Call.Low), b.Tasks)
+}
+
+func (b *Produce) Read(r *wire.Reader) {
+	b.Call.Incarnation, b.Call.Seq, b.Call.Low = r.Uint(), r.Uint(), r.Uint()
+	b.Tasks = readTasks(r)
+}
+
+func (b *Produce) AppendReply(dst []byte) []byte {
+	return keys.AppendIndexes(keys.AppendIDs(dst, b.IDs), b.Duplicates)
+}
+
+func (b *Produce) ReadReply(r *wire.Reader) {
+	b.IDs = append(b.IDs, keys.ReadIDs(r)...)
+	b.Duplicates = append(b.Duplicates, keys.ReadIndexes(r)...)
+	if len(b.IDs) != len(b.Tasks) {
+		r.Fail()
+	}
+}
+
+func (b *Produce) Again() { b.IDs, b.Duplicates = b.IDs[:0], b.Duplicates[:0] }
+
+// appendTasks appends new tasks to a call of another node. Their records contain what binds them to
 // others.
-func AppendTasks(dst []byte, tasks []engine.NewTask) []byte {
+func appendTasks(dst []byte, tasks []engine.NewTask) []byte {
 	dst = wire.AppendUint(dst, uint64(len(tasks)))
 	for i := range tasks {
 		t := &tasks[i]
@@ -21,9 +53,9 @@ func AppendTasks(dst []byte, tasks []engine.NewTask) []byte {
 	return dst
 }
 
-// ReadTasks reads tasks written by AppendTasks, on a node that may have other limits. The records
+// readTasks reads tasks written by appendTasks, on a node that may have other limits. The records
 // alias the message.
-func ReadTasks(r *wire.Reader) []engine.NewTask {
+func readTasks(r *wire.Reader) []engine.NewTask {
 	n := r.Count(5)
 	if n == 0 {
 		return nil

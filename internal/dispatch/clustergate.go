@@ -8,6 +8,7 @@ import (
 
 	"codeq/internal/engine"
 	"codeq/internal/permits"
+	"codeq/internal/wire"
 )
 
 // Permits limits the queues of a shard in a cluster, where several nodes lead the shards and share
@@ -69,11 +70,40 @@ type PermitAllocator struct {
 
 // PermitRequest tells an allocator of a shard's permits of a queue, and asks for more.
 type PermitRequest struct {
+	Queue string
+	Shard int // that asks
 	permits.Request
 	permits.Answer
 	Caller any         // of Mail
 	Gone   atomic.Bool // the shard waits no more
 }
+
+// Append appends the request, for Read.
+func (r *PermitRequest) Append(dst []byte) []byte {
+	return r.Request.Append(wire.AppendUint(wire.AppendBytes(dst, r.Queue), uint64(r.Shard)))
+}
+
+// Read reads a request, whose Shard may be the number of none.
+func (r *PermitRequest) Read(from *wire.Reader) {
+	r.Queue, r.Shard = from.String(), int(from.Uint())
+	r.Request = permits.ReadRequest(from)
+	if r.Shard < 0 {
+		from.Fail()
+	}
+}
+
+// AppendReply appends the answer, for ReadReply.
+func (r *PermitRequest) AppendReply(dst []byte) []byte { return r.Answer.Append(dst) }
+
+// ReadReply reads the answer.
+func (r *PermitRequest) ReadReply(from *wire.Reader) {
+	if r.Answer = permits.ReadAnswer(from); r.Granted > r.Want {
+		from.Fail()
+	}
+}
+
+// Again prepares the request for another try.
+func (r *PermitRequest) Again() { r.Try, r.Answer = r.Try+1, permits.Answer{} }
 
 // permits returns the shard's permits of the queue; nil if it needs none.
 func (q *Queue) permits() *PermitGate {
@@ -178,19 +208,19 @@ func (t *Permits) Close(reason error) {
 
 // Hear takes the request of a shard for the permits of a queue, which is answered by Mail.Reply. It
 // returns false if the request is outdated. REQUIRES: there are that many shards.
-func (t *Permits) Hear(queue string, shard int, r *PermitRequest) bool {
-	q := t.claims.known(queue)
+func (t *Permits) Hear(r *PermitRequest) bool {
+	q := t.claims.known(r.Queue)
 	if q == nil || q.allocator == nil {
 		r.Granted = r.Want
 		t.mail.Reply(r)
 		return true
 	}
 	a := q.allocator
-	if !a.Hear(shard, &r.Request, t.claims.now()) {
+	if !a.Hear(r.Shard, &r.Request, t.claims.now()) {
 		return false
 	}
-	a.dismiss(shard) // its earlier request is over
-	a.requests[shard] = r
+	a.dismiss(r.Shard) // its earlier request is over
+	a.requests[r.Shard] = r
 	a.allot()
 	return true
 }

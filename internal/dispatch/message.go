@@ -44,8 +44,8 @@ func (c *Claim) Read(r *wire.Reader) {
 	}
 }
 
-// AppendGrants appends the grants of a claim.
-func (c *Claim) AppendGrants(dst []byte) []byte {
+// AppendReply appends the grants of a claim.
+func (c *Claim) AppendReply(dst []byte) []byte {
 	dst = wire.AppendUint(dst, uint64(len(c.Grants)))
 	for i := range c.Grants {
 		g := &c.Grants[i]
@@ -60,9 +60,9 @@ func (c *Claim) AppendGrants(dst []byte) []byte {
 	return dst
 }
 
-// ReadGrants reads what AppendGrants has written. It shares the names between consecutive grants of
+// ReadReply reads what AppendReply has written. It shares the names between consecutive grants of
 // one lane.
-func (c *Claim) ReadGrants(r *wire.Reader) {
+func (c *Claim) ReadReply(r *wire.Reader) {
 	last := new(engine.LaneKey)
 	for range r.Count(keys.IDLen + 7) {
 		g := engine.Grant{Receipt: engine.Receipt{ID: keys.ReadID(r), Token: r.Uint()}}
@@ -76,3 +76,6 @@ func (c *Claim) ReadGrants(r *wire.Reader) {
 		c.Grants = append(c.Grants, g)
 	}
 }
+
+// Again does nothing: a claim is sent once.
+func (c *Claim) Again() {}

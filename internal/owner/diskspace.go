@@ -130,41 +130,6 @@ func (w *DiskWatch) denial() string {
 // deniedFree is more free space than a file system keeps from its users, or a file needs, in bytes.
 const deniedFree = 64 << 20
 
-// RoomWait is embedded in operations that may wait for room as long as their callers do, such as
-// the outcomes of Run's handlers.
-type RoomWait struct {
-	Gone <-chan struct{} // closed when the caller waits no longer; nil: it does not wait for room
-	left chan struct{}   // the same channel as Gone, if the caller is on another node
-}
-
-// WaitsForRoom reports whether the caller waits.
-func (w *RoomWait) WaitsForRoom() bool {
-	if w.Gone == nil {
-		return false
-	}
-	select {
-	case <-w.Gone:
-		return false
-	default:
-		return true
-	}
-}
-
-// SetWaits sets whether the caller, on another node, waits.
-func (w *RoomWait) SetWaits(waits bool) {
-	if waits {
-		w.left = make(chan struct{})
-		w.Gone = w.left
-	}
-}
-
-// Leave is called when the caller on another node has gone.
-func (w *RoomWait) Leave() {
-	if w.left != nil {
-		close(w.left)
-	}
-}
-
 // DiskFull makes an error that reports a full disk match base.ErrDiskFull.
 func DiskFull(err error) error {
 	if err == nil || !failstop.IsNoSpace(err) || errors.Is(err, base.ErrDiskFull) {

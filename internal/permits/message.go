@@ -65,25 +65,29 @@ func readCount(r *wire.Reader) int {
 	return n
 }
 
-// AppendQuestion appends the question of a new allocator to a shard: a queue and its settings.
-func AppendQuestion(dst []byte, queue string, settings []byte) []byte {
-	return wire.AppendBytes(wire.AppendBytes(dst, queue), settings)
+// Question is that of a new allocator to a shard, which answers with its Report.
+type Question struct {
+	Queue    string
+	Settings []byte // of the queue
+	Report
 }
 
-// ReadQuestion is the inverse of AppendQuestion.
-func ReadQuestion(r *wire.Reader) (queue string, settings []byte) { return r.String(), r.Bytes() }
-
-// AppendReply appends the answer to a question, for ReadReply.
-func (r *Report) AppendReply(dst []byte) []byte {
-	return wire.AppendUint(r.append(dst), uint64(r.Idle/time.Millisecond))
+func (q *Question) Append(dst []byte) []byte {
+	return wire.AppendBytes(wire.AppendBytes(dst, q.Queue), q.Settings)
 }
 
-// ReadReply is the inverse of AppendReply.
-func ReadReply(r *wire.Reader) Report {
-	report := readReport(r)
-	report.Idle = time.Duration(min(r.Uint(), maxIdle)) * time.Millisecond
-	return report
+func (q *Question) Read(r *wire.Reader) { q.Queue, q.Settings = r.String(), r.Bytes() }
+
+func (q *Question) AppendReply(dst []byte) []byte {
+	return wire.AppendUint(q.Report.append(dst), uint64(q.Idle/time.Millisecond))
 }
+
+func (q *Question) ReadReply(r *wire.Reader) {
+	q.Report = readReport(r)
+	q.Idle = time.Duration(min(r.Uint(), maxIdle)) * time.Millisecond
+}
+
+func (q *Question) Again() {}
 
 // maxIdle bounds Idle, in ms: some 139 years.
 const maxIdle = 1 << 42

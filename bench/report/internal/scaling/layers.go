@@ -118,7 +118,7 @@ func layerOf(f string, outer []string) (layer, bool) {
 
 // isMessage reports whether f encodes or decodes another node's operation or its outcome.
 func isMessage(f string) bool {
-	return strings.HasPrefix(f, "codeq.(*") && slices.ContainsFunc([]string{").encode", ").decode", ").encodeReply", ").decodeReply"},
+	return hasPrefix(f, "codeq.(*", "codeq/internal/call.(*", "codeq/internal/dispatch.(*") && slices.ContainsFunc([]string{").Append", ").Read", ").AppendReply", ").ReadReply"},
 		func(method string) bool { return strings.HasSuffix(f, method) })
 }
 

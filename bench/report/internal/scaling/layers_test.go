@@ -37,7 +37,7 @@ func TestClassify(t *testing.T) {
 		{layerRaft, "github.com/hashicorp/raft.(*Raft).leaderLoop github.com/hashicorp/raft.(*Raft).run"},
 		{layerRaft, p + ".(*Batch).Set codeq/internal/raftlog.(*Store).commit github.com/hashicorp/raft.(*Raft).appendEntries"},
 		{layerNetwork, "syscall.write internal/poll.(*FD).Write net.(*conn).Write codeq/internal/peer.(*conn).write"},
-		{layerNetwork, "codeq.(*produceOp).encode codeq.(*node).ask codeq.(*node).do codeq.(*Queue).Produce"},
+		{layerNetwork, "codeq.(*produceOp).Append codeq.(*node).ask codeq.(*node).do codeq.(*Queue).Produce"},
 		{layerNetwork, "codeq/internal/dispatch.(*line).deal codeq/internal/dispatch.(*line).fetch"},
 		{layerRaft, "codeq.(*store).commit codeq.(*stateMachine).ApplyBatch github.com/hashicorp/raft.(*Raft).runFSM"},
 		{layerScheduler, "runtime.lock2 runtime.selectgo codeq.(*completion).wait codeq.(*Queue).Produce"},

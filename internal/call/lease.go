@@ -1,0 +1,95 @@
+package call
+
+import (
+	"codeq/internal/base"
+	"codeq/internal/engine"
+	"codeq/internal/record"
+	"codeq/internal/wire"
+)
+
+// Complete completes a task.
+type Complete struct {
+	Silent
+	RoomWait
+	Receipt   engine.Receipt
+	Notes     *record.Notes // of the handler; nil: none
+	Result    []byte        // in memory of the call
+	Next      []engine.NewTask
+	StillRuns bool // the handler, or it may; not if its outcome is this one
+}
+
+func (b *Complete) Append(dst []byte) []byte {
+	flags := byte(0)
+	if b.WaitsForRoom() {
+		flags |= 1
+	}
+	if b.StillRuns {
+		flags |= 2
+	}
+	dst = wire.AppendBytes(append(AppendReceipt(dst, b.Receipt), flags), b.Result)
+	return appendLastNotes(appendTasks(dst, b.Next), b.Notes)
+}
+
+func (b *Complete) Read(r *wire.Reader) {
+	b.Receipt = readReceipt(r)
+	flags := r.Byte()
+	if flags > 3 {
+		r.Fail()
+	}
+	b.setWaits(flags&1 != 0)
+	b.StillRuns = flags&2 != 0
+	b.Result, b.Next, b.Notes = r.Bytes(), readTasks(r), readLastNotes(r)
+}
+
+// Fail ends a lease without a completion.
+type Fail struct {
+	Silent
+	RoomWait
+	Receipt engine.Receipt
+	How     engine.Failure
+	Wait    int64 // ms; negative: by the backoff
+	Cause   string
+	Notes   *record.Notes // of the handler; nil: none
+}
+
+func (b *Fail) Append(dst []byte) []byte {
+	dst = append(wire.AppendBool(AppendReceipt(dst, b.Receipt), b.WaitsForRoom()), byte(b.How))
+	return appendLastNotes(wire.AppendBytes(wire.AppendInt(dst, b.Wait), b.Cause), b.Notes)
+}
+
+func (b *Fail) Read(r *wire.Reader) {
+	b.Receipt = readReceipt(r)
+	b.setWaits(r.Bool())
+	b.How = engine.Failure(r.Byte())
+	if b.How&^engine.StillRuns > engine.FailOverdue {
+		r.Fail()
+	}
+	b.Wait, b.Cause, b.Notes = r.Int(), r.String(), readLastNotes(r)
+}
+
+// RoomWait is embedded in operations that may wait for room as long as their callers do, such as
+// the outcomes of Run's handlers.
+type RoomWait struct {
+	Gone <-chan struct{} // closed when the caller waits no longer; nil: it does not wait for room
+	left chan struct{}   // the same channel as Gone, if the caller is on another node
+}
+
+// WaitsForRoom reports whether the caller waits.
+func (w *RoomWait) WaitsForRoom() bool {
+	return w.Gone != nil && !base.IsClosed(w.Gone)
+}
+
+// setWaits sets whether the caller, on another node, waits.
+func (w *RoomWait) setWaits(waits bool) {
+	if waits {
+		w.left = make(chan struct{})
+		w.Gone = w.left
+	}
+}
+
+// Leave is called when the caller on another node has gone.
+func (w *RoomWait) Leave() {
+	if w.left != nil {
+		close(w.left)
+	}
+}
