@@ -2,6 +2,7 @@ package codeq_test
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,6 +15,56 @@ import (
 	"codeq/internal/keys"
 	"codeq/test/queuetest"
 )
+
+// TestUniqueRace: many calls produce the same key at the same time. One stores its task, and the
+// others get its ID.
+func TestUniqueRace(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 2, GroupCap: 7}, func(t *testing.T, q *codeq.Queue) {
+		var calls sync.WaitGroup
+		var stored atomic.Int64
+		var ids [64]codeq.ID
+		for i := range ids {
+			calls.Go(func() {
+				var err error
+				if ids[i], err = q.Produce(t.Context(), queuetest.Keyed("k")); err == nil {
+					stored.Add(1)
+				} else {
+					require.ErrorIs(t, err, codeq.ErrDuplicate)
+				}
+			})
+		}
+		calls.Wait()
+		require.EqualValues(t, 1, stored.Load())
+		for _, id := range ids {
+			require.Equal(t, ids[0], id)
+		}
+	})
+}
+
+// TestReleaseOnEnd: a key becomes free at the ends that Unique names, and at no other before its
+// time.
+func TestReleaseOnEnd(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{}, func(t *testing.T, q *codeq.Queue) {
+		for _, u := range []codeq.Unique{{}, {ReleaseOnComplete: true}, {ReleaseOnDead: true}} {
+			for _, dies := range []bool{false, true} {
+				u.Key, u.For = "k", time.Hour
+				task := codeq.Task{Queue: fmt.Sprint(u, dies), Unique: u}
+				id := queuetest.Produce(t, q, task)[0]
+				require.Equal(t, u, queuetest.InfoOf(t, q, id).Unique)
+				l := queuetest.ClaimNow(t, q, task.Queue)
+				released := u.ReleaseOnComplete
+				if dies {
+					released = u.ReleaseOnDead
+					require.NoError(t, q.DeadLetter(t.Context(), l.Receipt, nil))
+				} else {
+					queuetest.Complete(t, q, l)
+				}
+				_, err := q.Produce(t.Context(), task)
+				require.Equal(t, released, err == nil, task.Queue)
+			}
+		}
+	})
+}
 
 // TestReplaceRace: tasks replace each other while workers take them. None is lost, none is handled
 // twice, and the last one is handled.
