@@ -371,7 +371,7 @@ func (s *shard) refusal(err error) error {
 // its own, since its targets of errors.As are allocated.
 func translated(err error) error {
 	var duplicate *engine.Duplicate
-	var invalid *engine.Invalid
+	var invalid *base.Invalid
 	var own, known error
 	switch {
 	case errors.As(err, &duplicate):

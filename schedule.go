@@ -52,8 +52,8 @@ type Schedule struct {
 
 // Headers of a task that a schedule has produced.
 const (
-	TickHeader     = engine.TickHeader     // the time of the tick: RFC 3339 in UTC, with milliseconds if it has any
-	ScheduleHeader = engine.ScheduleHeader // the name of the schedule
+	TickHeader     = recurrence.TickHeader     // the time of the tick: RFC 3339 in UTC, with milliseconds if it has any
+	ScheduleHeader = recurrence.ScheduleHeader // the name of the schedule
 )
 
 // MissedPolicy is how a schedule handles missed ticks. A tick is missed if its time is more than a
@@ -107,7 +107,7 @@ func (s *ScheduleInfo) Upcoming(n int) (times []time.Time) {
 		return nil
 	}
 	start := uint64(s.Next.UnixMilli())
-	all, err := engine.TimesOf(&keys.ScheduleValue{Cron: s.Cron, TimeZone: s.TimeZone, Start: start, Every: record.Millis(s.Every)})
+	all, err := recurrence.Of(&keys.ScheduleValue{Cron: s.Cron, TimeZone: s.TimeZone, Start: start, Every: record.Millis(s.Every)})
 	if err != nil {
 		return nil
 	}
@@ -226,7 +226,7 @@ func (s *Schedule) check(l *Limits, now uint64) (recurrence.Sequence, error) {
 	if err := s.checkTask(l); err != nil {
 		return nil, err
 	}
-	times, err := engine.CheckTimes(s.Cron, s.TimeZone, s.Every, now)
+	times, err := recurrence.Check(s.Cron, s.TimeZone, s.Every, now)
 	return times, translated(err)
 }
 
@@ -273,7 +273,7 @@ func (p *schedulesPart) Decide(s *engine.State) (engine.Verdict, error) {
 }
 
 // scheduleInfo converts a schedule of the engine.
-func scheduleInfo(r *engine.ScheduleInfo) (ScheduleInfo, error) {
+func scheduleInfo(r *recurrence.Schedule) (ScheduleInfo, error) {
 	rec, err := record.Decode(bytes.Clone(r.Value.Record))
 	if err != nil {
 		return ScheduleInfo{}, fmt.Errorf("%w: schedule %q: %w", ErrCorrupt, r.Name, err)

@@ -242,8 +242,8 @@ func TestNumbersThatAreNotStored(t *testing.T) {
 		require.Equal(f, codeq.Counts{Ready: 6}, img.Counts("a"))
 		require.Equal(f, codeq.Counts{Ready: 3}, img.Counts("b"))
 		require.NoError(f, inspect.Of(img.Q).Owner(0, func(s *inspect.Owner) error {
-			require.Equal(f, []uint64{1, 8, 3}, s.Rules.Probe().Usage().OutNext)
-			require.Equal(f, []uint64{0, 7, 2}, s.Rules.Probe().Usage().OutStored)
+			require.Equal(f, []uint64{1, 8, 3}, s.Rules.Probe().Usage().Out.Next)
+			require.Equal(f, []uint64{0, 7, 2}, s.Rules.Probe().Usage().Out.Stored)
 			return nil
 		}))
 		require.NoError(f, img.Q.Close())

@@ -395,7 +395,7 @@ func TestTellChildrenInPieces(t *testing.T) {
 								time.Sleep(time.Millisecond)
 								err = inspect.Of(f.Q).Owner(i, func(o *inspect.Owner) error {
 									u := o.Rules.Probe().Usage()
-									if o.Busy || u.Telling > 0 || slices.ContainsFunc(u.OutWaiting, func(n uint64) bool { return n > 0 }) {
+									if o.Busy || u.Telling > 0 || slices.ContainsFunc(u.Out.Waiting, func(n uint64) bool { return n > 0 }) {
 										return queuetest.ErrBusy
 									}
 									return nil

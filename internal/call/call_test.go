@@ -10,6 +10,7 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
+	"codeq/internal/recurrence"
 	"codeq/internal/wire"
 )
 
@@ -38,7 +39,7 @@ func requireCutShort(t *testing.T, message []byte, read func(*wire.Reader)) {
 // same outcome.
 func TestBodies(t *testing.T) {
 	every := keys.ScheduleValue{Start: 5, Every: 300, Queue: "q", Record: []byte("record")}
-	times, err := engine.TimesOf(&every)
+	times, err := recurrence.Of(&every)
 	require.NoError(t, err)
 	lost := []error{engine.LeaseLost(receipt, true), engine.LeaseLost(engine.Receipt{ID: other}, false)}
 	require.ErrorIs(t, lost[0], base.ErrCanceled)

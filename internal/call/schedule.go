@@ -27,7 +27,7 @@ func (b *SetSchedule) Read(r *wire.Reader) {
 	b.Name = r.String()
 	var err error
 	if b.Value, err = keys.ParseScheduleValue(r.Bytes()); err == nil {
-		b.Times, err = engine.TimesOf(&b.Value)
+		b.Times, err = recurrence.Of(&b.Value)
 	}
 	if err != nil {
 		r.Fail()
@@ -83,14 +83,14 @@ type Schedules[T any] struct {
 func (b *Schedules[T]) Next() { b.Infos, b.from = nil, b.After }
 
 // Copy copies the part. An error of show ends the shard.
-func (b *Schedules[T]) Copy(s *engine.State, show func(*engine.ScheduleInfo) (T, error)) {
+func (b *Schedules[T]) Copy(s *engine.State, show func(*recurrence.Schedule) (T, error)) {
 	size := 0
 	b.More = false
-	s.Times.Schedules(b.After, func(r engine.ScheduleInfo) bool {
+	s.Times.Schedules(b.After, func(r *recurrence.Schedule) bool {
 		if b.More = len(b.Infos) == SchedulesStep || size >= SchedulesBytes; b.More {
 			return false
 		}
-		info, err := show(&r)
+		info, err := show(r)
 		if err != nil {
 			s.Broken = err
 			return false

@@ -3,6 +3,7 @@ package call
 import (
 	"codeq/internal/engine"
 	"codeq/internal/keys"
+	"codeq/internal/record"
 	"codeq/internal/wire"
 )
 
@@ -24,7 +25,7 @@ func (b *Settings) Decide(s *engine.State) (engine.Verdict, error) {
 // Configured returns the answer, which the caller may change.
 func (b *Settings) Configured() (engine.Configured, error) {
 	if b.Value == nil {
-		return engine.Configured{Settings: new(engine.Settings)}, nil
+		return engine.Configured{Settings: new(record.Settings)}, nil
 	}
 	return engine.ParseSettings(b.Value)
 }

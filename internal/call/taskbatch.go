@@ -196,7 +196,7 @@ func routeOf(tasks []engine.NewTask, from, shards, limit int) (r route, err erro
 			bytes += len(tasks[i].Rec) + len(tasks[i].Key.Queue) + len(tasks[i].Key.Tenant) + taskCost
 		}
 		if bytes > limit {
-			return r, &engine.Invalid{
+			return r, &base.Invalid{
 				Field: "follow-ups that wait for each other over shards",
 				Value: fmt.Sprint("they are written ", len(r.hops), " times, in ", bytes, " bytes and more"),
 				Limit: fmt.Sprint("at most ", limit, " bytes; give them one LimitKey or Group, or let the earlier ones produce the later ones"),
@@ -209,7 +209,7 @@ func routeOf(tasks []engine.NewTask, from, shards, limit int) (r route, err erro
 
 // CheckRoute refuses a batch that is given to one shard if the tasks of it that wait for each other
 // would be sent on so often that more is written than may be in one commit. The error is an
-// *engine.Invalid.
+// *base.Invalid.
 func CheckRoute(tasks []engine.NewTask, from, shards int, l BatchLimits) error {
 	if shards == 1 || !slices.ContainsFunc(tasks, refersToSiblings) {
 		return nil
@@ -431,7 +431,7 @@ type BatchBuilder struct {
 	tied  bool // some are bound to others
 }
 
-// Add adds a task. The error, an *engine.Invalid, says which limit is exceeded.
+// Add adds a task. The error, an *base.Invalid, says which limit is exceeded.
 func (b *BatchBuilder) Add(t engine.NewTask, l BatchLimits) error {
 	b.Tasks, b.tied = append(b.Tasks, t), b.tied || t.Tied != nil
 	return b.cost.Add(&b.Tasks[len(b.Tasks)-1], l)
@@ -465,7 +465,7 @@ const (
 	parentCost = 64
 )
 
-// Add adds a task. The error, an *engine.Invalid, says which limit is exceeded.
+// Add adds a task. The error, an *base.Invalid, says which limit is exceeded.
 func (c *BatchCost) Add(t *engine.NewTask, l BatchLimits) error {
 	c.Bytes += len(t.Rec) + len(t.Key.Queue) + len(t.Key.Tenant) + taskCost
 	if t.Tied != nil {
@@ -481,12 +481,12 @@ func (c *BatchCost) Add(t *engine.NewTask, l BatchLimits) error {
 // refuse returns the error of the limit that is exceeded.
 func (c *BatchCost) refuse(l BatchLimits) error {
 	if c.Parents > l.Parents {
-		return &engine.Invalid{
+		return &base.Invalid{
 			Field: "parents of the batch",
 			Value: fmt.Sprint(c.Parents, " and more"), Limit: fmt.Sprint("at most ", l.Parents),
 		}
 	}
-	return &engine.Invalid{
+	return &base.Invalid{
 		Field: "bytes to be written at once",
 		Value: fmt.Sprint(c.Bytes, " bytes and more"), Limit: fmt.Sprint("at most ", l.Bytes, " bytes"),
 	}

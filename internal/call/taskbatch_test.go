@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/base"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/record"
@@ -140,7 +141,7 @@ func TestRoute(t *testing.T) {
 	require.Equal(t, []BatchHop{{3, 1}, {1, 2}, {2, 1}, {3, 3}, {2, 1}, {2, 2}, {1, 3}, {1, 2}}, BatchHops(tasks, 3, 4, true))
 	require.NoError(t, CheckRoute(tasks, 3, 4, MaxBatchLimits))
 
-	var invalid *engine.Invalid
+	var invalid *base.Invalid
 	require.ErrorAs(t, CheckRoute(tasks, 3, 4, BatchLimits{Bytes: 2500}), &invalid)
 	require.NoError(t, CheckRoute(tasks, 3, 1, BatchLimits{Bytes: 2500}))
 	require.NoError(t, CheckRoute([]engine.NewTask{inGroup(2), inGroup(1)}, 3, 4, BatchLimits{}), "nobody waits")
@@ -213,9 +214,9 @@ func TestCost(t *testing.T) {
 	var cost BatchCost
 	require.NoError(t, cost.Add(&task, MaxBatchLimits))
 	require.Equal(t, BatchCost{Parents: 3, Bytes: len(task.Rec) + len("at") + taskCost + 3*parentCost}, cost)
-	var invalid *engine.Invalid
+	var invalid *base.Invalid
 	require.ErrorAs(t, cost.Add(&task, BatchLimits{Parents: 5, Bytes: 1 << 20}), &invalid)
-	require.Equal(t, engine.Invalid{Field: "parents of the batch", Value: "6 and more", Limit: "at most 5"}, *invalid)
+	require.Equal(t, base.Invalid{Field: "parents of the batch", Value: "6 and more", Limit: "at most 5"}, *invalid)
 	cost = BatchCost{Bytes: 1000}
 	require.ErrorAs(t, cost.Add(&task, BatchLimits{Parents: 5, Bytes: 1100}), &invalid)
 	require.Equal(t, "bytes to be written at once", invalid.Field)

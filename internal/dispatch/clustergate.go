@@ -8,6 +8,7 @@ import (
 
 	"codeq/internal/engine"
 	"codeq/internal/permits"
+	"codeq/internal/record"
 	"codeq/internal/wire"
 )
 
@@ -111,7 +112,7 @@ func (q *Queue) permits() *PermitGate {
 	return p
 }
 
-func limitsOf(set *engine.Settings) permits.Limits {
+func limitsOf(set *record.Settings) permits.Limits {
 	return permits.Limits{Concurrency: set.Concurrency, Rate: set.Rate, Burst: set.BurstSize()}
 }
 

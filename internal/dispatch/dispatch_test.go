@@ -461,7 +461,7 @@ func TestOldSettingsOfGates(t *testing.T) {
 	q := d.Of(d.rules.Names.QueueNamed("a"))
 	q.Counts.Leased = 3
 	limit := func(version uint64, concurrency int) {
-		q.Configured = engine.Configured{Version: version, Settings: &engine.Settings{Concurrency: concurrency}}
+		q.Configured = engine.Configured{Version: version, Settings: &record.Settings{Concurrency: concurrency}}
 		d.Limit(q, true)
 	}
 	limit(1, 4)
@@ -491,7 +491,7 @@ func TestGateGoes(t *testing.T) {
 	other.gates = d.gates
 	limit := func(d *Dispatcher, version uint64, concurrency int) *Queue {
 		q := d.Of(d.rules.Names.QueueNamed("a"))
-		q.Configured = engine.Configured{Version: version, Settings: &engine.Settings{Concurrency: concurrency}}
+		q.Configured = engine.Configured{Version: version, Settings: &record.Settings{Concurrency: concurrency}}
 		if concurrency == 0 {
 			q.Removed, q.Version = version, 0
 		}

@@ -12,6 +12,7 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/engine"
+	"codeq/internal/record"
 )
 
 // Gates holds the gates of the queues that have ever needed one, for a process that has all shards.
@@ -47,7 +48,7 @@ func (t *Gates) set(queue string, c engine.Configured, known bool, ago time.Dura
 func (t *Gates) leave(queue string, d *Dispatcher, g *gate, version uint64, leased int) []*Dispatcher {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	g.set(engine.Configured{Version: version, Settings: new(engine.Settings)}, true, 0, d.now())
+	g.set(engine.Configured{Version: version, Settings: new(record.Settings)}, true, 0, d.now())
 	if g.shards--; g.shards == 0 {
 		delete(t.byQueue, queue)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/engine"
+	"codeq/internal/record"
 	"codeq/internal/testkit"
 )
 
@@ -24,7 +25,7 @@ type gated struct {
 	claims int // waiting in all shards
 	shards []*gatedShard
 	leases []int // by shard
-	limits engine.Settings
+	limits record.Settings
 	got    []int
 }
 
@@ -60,7 +61,7 @@ func (g *gated) publish(shard int) {
 	}
 }
 
-func (g *gated) set(s engine.Settings) {
+func (g *gated) set(s record.Settings) {
 	version := g.gate.version + 1
 	g.limits = s
 	g.gate.set(engine.Configured{Version: version, Settings: &s}, true, 0, g.now)
@@ -187,8 +188,8 @@ func TestPlacesOverShards(t *testing.T) {
 	for seed := range uint64(testkit.Sized(100, 3000)) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			g := newGated(t, seed, 1+int(seed%5))
-			limits := func() engine.Settings {
-				var s engine.Settings
+			limits := func() record.Settings {
+				var s record.Settings
 				if g.rng.IntN(3) > 0 {
 					s.Concurrency = max(1+g.rng.IntN(5), len(g.leases))
 				}
@@ -265,7 +266,7 @@ func TestPlacesOverShards(t *testing.T) {
 // TestPlacesByShares: shards get the places that become free in proportion to the shares of their
 // tenants, if these tenants have tasks of the highest priority.
 func TestPlacesByShares(t *testing.T) {
-	for name, settings := range map[string]engine.Settings{
+	for name, settings := range map[string]record.Settings{
 		"concurrency": {Concurrency: 3}, "rate": {Rate: 100, Burst: 1}, "both": {Concurrency: 3, Rate: 100, Burst: 10},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -48,7 +48,7 @@ func (s *State) Check(disk pebble.Reader, needed func(*Queue) bool) (claimable f
 func (s *State) isAtRest() bool {
 	g := &s.Group
 	busy := !g.isEmpty()
-	return !busy && !s.Mail.out.ahead && !s.Names.ready.WantsRefill() && !s.upkeepIsDue()
+	return !busy && !s.Mail.IsAhead() && !s.Names.ready.WantsRefill() && !s.upkeepIsDue()
 }
 
 // claimable reports whether a queue has a task that may be leased, as far as its gate allows.
@@ -116,7 +116,7 @@ func (c *checker) lanes() error {
 		if int(l.number) != n || l.queue.lane(l.Tenant, l.Priority) != l {
 			c.report("lane %d is not where it belongs", n)
 		}
-		if l.tasks.Number != l.number || l.tasks.Queue != &l.queue.Queue || l.tasks.Weight != l.queue.Settings.weight(l.Tenant) {
+		if l.tasks.Number != l.number || l.tasks.Queue != &l.queue.Queue || l.tasks.Weight != l.queue.Settings.Weight(l.Tenant) {
 			c.report("lane %d is not as its ready tasks have it", n)
 		}
 		lanes = append(lanes, ready.Stored{Lane: &l.tasks, Name: l.queue.Name, Tasks: c.onDisk[l], Leased: leased[l]})

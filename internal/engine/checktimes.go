@@ -1,9 +1,7 @@
 package engine
 
 import (
-	"bytes"
 	"errors"
-	"slices"
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
@@ -58,34 +56,12 @@ func (c *checker) times() error {
 	return errors.Join(err1, err2, err3)
 }
 
-// recurring: the table has exactly the schedules on disk, and none ticks before the time of the
-// shard's next look.
+// recurring: the schedules are as on disk.
 func (c *checker) recurring() error {
-	t := &c.state.Times.recurring
-	onDisk := 0
-	err := store.Scan(c.disk, keys.Schedule, func(key, value []byte) error {
-		name, err := keys.ParseSchedule(key)
-		if err != nil {
-			return err
-		}
-		onDisk++
-		r := t.find(name)
-		if r == nil || !bytes.Equal(value, r.value.Append(nil)) {
-			c.report("schedule %q in memory is %+v, on disk %x", name, r, value)
-			return nil
-		}
-		if r.Err == nil && !r.value.Paused && r.next != r.times.Next(r.value.After) || r.value.Paused && r.next != Never || t.next() > r.next {
-			c.report("schedule %q ticks at %d, is looked at when it is %d", name, r.next, t.next())
-		}
-		if late := slices.Contains(t.late, r); late == (r.place >= 0) || !late && t.waiting.Items()[r.place] != r {
-			c.report("schedule %q is at %d of those that wait, late: %v", name, r.place, late)
-		}
-		return nil
-	})
-	if onDisk != len(t.list) {
-		c.report("%d schedules in memory, %d on disk", len(t.list), onDisk)
-	}
-	return err
+	c.errs = append(c.errs, c.state.Times.recurring.Check(func(visit func(key, value []byte) error) error {
+		return store.Scan(c.disk, keys.Schedule, visit)
+	})...)
+	return nil
 }
 
 // buckets: their sizes are those on disk.

@@ -17,6 +17,7 @@ import (
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
 	"codeq/internal/record"
+	"codeq/internal/recurrence"
 	"codeq/internal/store"
 )
 
@@ -76,7 +77,7 @@ func (d *driver) open() {
 }
 
 // load makes States of the stored data. It returns the schedules that rest.
-func (d *driver) load() (resting []*recurring) {
+func (d *driver) load() (resting []*recurrence.Schedule) {
 	stores := make([]*store.Store, len(d.shards))
 	for i, s := range d.shards {
 		stores[i] = s.Store
@@ -122,7 +123,7 @@ func (d *driver) close() {
 }
 
 // crash loads the committed data. The monotonic clock begins anew.
-func (d *driver) crash() (resting []*recurring) {
+func (d *driver) crash() (resting []*recurrence.Schedule) {
 	for _, s := range d.shards {
 		s.State.Close()
 		s.Share(nil, nil)
@@ -252,7 +253,7 @@ var rules = &fsck.Rules{
 		set, err := ParseSettings(value)
 		return set.Version, err
 	},
-	Schedule: CheckSchedule,
+	Schedule: recurrence.CheckStored,
 }
 
 // check makes sure that the disk of a shard contradicts neither itself nor the shard's memory, if

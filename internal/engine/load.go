@@ -55,12 +55,12 @@ func (s *State) Load(clockAge uint64) error {
 		},
 		s.Times.loadBuckets,
 		s.Ties.loadCaches,
-		func() error { return s.Mail.loadOutbox(s.config.Shards) },
+		s.Mail.loadMessages,
 		s.Times.loadRecurring,
 		func() error { return s.Mail.Sessions.Load(s.Store.DB()) },
 		s.Mail.loadInterests,
 		s.Mail.loadPlacement,
-		s.Names.loadTotals,
+		s.Names.totals.daily.Load,
 		s.Names.sweepAtOpen,
 	} {
 		if err := s.Store.Read(step); err != nil {

@@ -2,9 +2,6 @@ package engine
 
 import (
 	"fmt"
-	"slices"
-
-	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
@@ -16,7 +13,7 @@ import (
 type mail struct {
 	*round
 
-	out       outbox
+	store.Outbox
 	inbound   []uint64 // by shard, the last message taken
 	arrived   uint64   // messages with tasks that have come from other shards since Open
 	Sessions  store.Sessions
@@ -26,112 +23,14 @@ type mail struct {
 	Placement  string  // the node chosen by hand as leader; "": any; in a cluster only
 }
 
-// outbox makes another shard do something exactly once. The message is stored in the commit of its
-// cause, numbered by receiver. The receiver stores the number of the last message of each sender in
-// the commit of the message's effects, and ignores earlier numbers. Messages of one sender and
-// receiver are taken in order, some hundred at a time, the next ones when these are taken. Memory
-// holds only those being sent.
-//
-// A message that is taken is deleted when the commit of its receiver is durable: the logs of two
-// shards have no order, and a power loss below DurabilityDisk might keep the deletion and lose the
-// effects of the message. Until then the message is kept, and sent again after Open.
-//
-// A shard sends messages to itself in the same way. They are deleted once they are taken, as both
-// commits are in one log.
-//
-// The number of the last message to each receiver has its own entry, since the message will be
-// deleted. The numbers of the messages that wait for a receiver have a gap if a power loss took the
-// last of them from the sender, and the receiver had taken these.
-type outbox struct {
-	next    []uint64 // by receiver, the number of the next message
-	stored  []uint64 // by receiver, the number of the last message, as stored
-	ahead   bool     // some number is larger than the stored one
-	first   []uint64 // by receiver, no message before this number is stored
-	taken   []uint64 // by receiver, the number of the last message that it has taken, as far as is known
-	durable []uint64 // by receiver, messages up to this number may be deleted once they are taken
-	sending []bool   // by receiver: messages are being sent
-	waiting []uint64 // by receiver, messages that are not taken
-	due     bool     // there may be something to send
-	over    bool     // there may be something to delete
-}
-
 // send stores a message to a shard.
-func (ml *mail) send(to int, m *keys.Message) {
-	seq := ml.out.next[to]
-	ml.out.next[to]++
-	ml.out.ahead = true
-	ml.out.waiting[to]++
-	ml.out.due = true
-	ml.Group.Set(keys.AppendOutbound(nil, uint32(to), seq), m.Append(nil))
-}
+func (ml *mail) send(to int, m *keys.Message) { ml.Outbox.Send(&ml.Group.Writes, to, m) }
 
-// loadOutbox finds the messages that were not deleted before the queue was closed. All of them are
-// sent: their receivers know which they have taken.
-func (ml *mail) loadOutbox(shards int) error {
-	ml.out = outbox{
-		next: make([]uint64, shards), stored: make([]uint64, shards), first: make([]uint64, shards),
-		taken: make([]uint64, shards), durable: make([]uint64, shards),
-		sending: make([]bool, shards), waiting: make([]uint64, shards),
-	}
-	ml.inbound = make([]uint64, shards)
-	for prefix, numbers := range map[byte][]uint64{keys.Inbound: ml.inbound, keys.Sent: ml.out.stored} {
-		if err := store.Scan(ml.Store.DB(), prefix, func(key, value []byte) error {
-			n, err := keys.ParseNumbered(key)
-			if err == nil && int(n) < shards {
-				numbers[n], err = keys.ParseNumber(value)
-			}
-			if err != nil || int(n) >= shards {
-				return fmt.Errorf("%w: last message number %x has value %x", base.ErrCorrupt, key, value)
-			}
-			return nil
-		}); err != nil {
-			return err
-		}
-	}
-	last := slices.Clone(ml.out.stored)
-	if err := store.Scan(ml.Store.DB(), keys.Outbound, func(key, _ []byte) error {
-		to, seq, err := keys.ParseOutbound(key)
-		if err != nil || int(to) >= shards {
-			return fmt.Errorf("%w: malformed message key %x", base.ErrCorrupt, key)
-		}
-		if ml.out.waiting[to] == 0 {
-			ml.out.first[to] = seq
-		}
-		last[to] = max(last[to], seq)
-		ml.out.waiting[to]++
-		ml.out.due = true
-		return nil
-	}); err != nil {
+func (ml *mail) loadMessages() (err error) {
+	if ml.inbound, err = store.LoadNumbers(ml.Store.DB(), keys.Inbound, ml.config.Shards); err != nil {
 		return err
 	}
-	for to, n := range last {
-		ml.out.countFrom(to, n)
-	}
-	return nil
-}
-
-// countFrom continues the numbering after a message to a shard.
-func (o *outbox) countFrom(to int, last uint64) {
-	o.next[to] = max(o.next[to], last+1)
-	if o.waiting[to] == 0 {
-		o.first[to] = o.next[to]
-	}
-	o.taken[to] = o.first[to] - 1
-	o.ahead = o.ahead || o.next[to] != o.stored[to]+1
-}
-
-// seal stores the numbers of the last messages.
-func (o *outbox) seal(g *commitGroup) {
-	if !o.ahead {
-		return
-	}
-	o.ahead = false
-	for to, next := range o.next {
-		if last := next - 1; last != o.stored[to] {
-			o.stored[to] = last
-			g.Set(keys.AppendNumbered(nil, keys.Sent, uint32(to)), keys.AppendNumber(nil, last))
-		}
-	}
+	return ml.Outbox.Load(ml.Store.DB(), ml.config.Shards)
 }
 
 // applyMessage applies a message. It returns false, and does nothing, if disk lacks the latest
@@ -182,11 +81,6 @@ func (s *State) applyMessage(m *keys.Message) bool {
 	}
 }
 
-// busy reports whether some messages are not taken.
-func (o *outbox) busy() bool {
-	return slices.ContainsFunc(o.waiting, func(n uint64) bool { return n > 0 })
-}
-
 // Outgoing is consecutive messages to a shard.
 type Outgoing struct {
 	To       int
@@ -197,91 +91,20 @@ type Outgoing struct {
 // sendOut reads the stored messages, for the owner to send.
 // REQUIRES: the group has no messages, so that disk has them all.
 func (ml *mail) sendOut() {
-	ml.out.due = false
-	for to := range ml.out.next {
-		if ml.out.sending[to] || ml.out.waiting[to] == 0 {
-			continue
-		}
-		ml.budget.begun = false // each receiver gets a message, however much the others use up
-		p := Outgoing{To: to}
-		lower := keys.AppendOutbound(nil, uint32(to), ml.out.taken[to]+1)
-		upper := keys.AppendNumbered(nil, keys.Outbound, uint32(to)+1)
-		ml.Broken = ml.Walk(lower, upper, func(it *pebble.Iterator, n int) (bool, error) {
-			_, seq, err := keys.ParseOutbound(it.Key())
-			if err != nil {
-				return false, err
-			}
-			if n == 0 {
-				p.First = seq
-			} else if seq != p.First+uint64(n) {
-				return false, nil
-			}
-			v, err := it.ValueAndErr()
-			if err != nil {
-				return false, err
-			}
-			m, err := keys.ParseMessage(append([]byte(nil), v...))
-			if err != nil {
-				return false, err
-			}
-			p.Messages = append(p.Messages, m)
-			return len(p.Messages) < BatchCap && !ml.Spent(), nil
-		})
-		if ml.Broken != nil {
-			return
-		}
-		if len(p.Messages) == 0 { // they are in this group
-			ml.out.due = true
-			continue
-		}
-		ml.out.sending[to] = true
-		ml.Effects.Outgoing = append(ml.Effects.Outgoing, p)
-	}
-}
-
-// Untaken returns the number of the first message to a shard that may not have been taken, and of
-// the next one that will be sent: if they are equal, all have been.
-func (ml *mail) Untaken(to int) (first, next uint64) { return ml.out.taken[to] + 1, ml.out.next[to] }
-
-func (ml *mail) sendIsDue() bool { return ml.out.due }
-
-// Confirmed notes that the receiver has taken the first n messages of those being sent; the others
-// are sent again.
-func (ml *mail) Confirmed(to int, first uint64, n int) {
-	ml.out.taken[to] = max(ml.out.taken[to], first+uint64(n)-1)
-	if ml.out.waiting[to] -= uint64(n); ml.out.waiting[to] == 0 { // there may be a gap before the next one
-		ml.out.taken[to] = ml.out.next[to] - 1
-	}
-	ml.out.sending[to] = false
-	ml.out.due = ml.out.due || ml.out.waiting[to] > 0
-	ml.out.over = ml.out.over || ml.out.first[to] < ml.out.end(to)
+	ml.Broken = ml.ReadOut(&ml.Reads, BatchCap, ml.Spent, func(to int, first uint64, messages []keys.Message) {
+		ml.Effects.Outgoing = append(ml.Effects.Outgoing, Outgoing{to, first, messages})
+	})
 }
 
 // Durable notes that no power loss undoes the effects of the messages up to a number, if their
 // receiver has taken them.
 func (ml *mail) Durable(to int, last uint64) {
-	ml.out.durable[to] = max(ml.out.durable[to], last)
+	ml.NoteDurable(to, last)
 	ml.forgetTaken()
 }
 
 // forgetTaken deletes the messages that are taken for good.
-func (ml *mail) forgetTaken() {
-	ml.out.over = false
-	for to := range ml.out.first {
-		for end := ml.out.end(to); ml.out.first[to] < end; ml.out.first[to]++ {
-			if ml.Spent() {
-				ml.out.over = true
-				return
-			}
-			ml.Group.Delete(keys.AppendOutbound(nil, uint32(to), ml.out.first[to]))
-		}
-	}
-}
-
-// end returns the number before which no message to a shard is needed any more.
-func (o *outbox) end(to int) uint64 { return min(o.taken[to], o.durable[to]) + 1 }
-
-func (ml *mail) forgetTakenIsDue() bool { return ml.out.over }
+func (ml *mail) forgetTaken() { ml.ForgetTaken(&ml.Group.Writes, ml.Spent) }
 
 // TakeMessages applies messages of a shard; first is the number of the first one. It returns how
 // many it has taken: fewer than all if disk lacks the latest state that the next one needs, or the

@@ -17,6 +17,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/recurrence"
 	"codeq/internal/store"
 )
 
@@ -116,7 +117,7 @@ type model struct {
 	commits  int                // until the power fails; 0: no power failure
 	adopted  map[string]keys.ID // by payload: tasks stored since the call with the power failure
 
-	settings  map[string]Settings
+	settings  map[string]record.Settings
 	versions  map[string]uint64 // of settings; 0: there are none
 	removed   uint64            // the largest version of settings that were removed
 	schedules map[string]*modelSchedule
@@ -226,7 +227,7 @@ func newModel(t *rapid.T, shared *store.Caches) *model {
 		rt: t, rng: rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "order"), 0)),
 		tasks: make(map[keys.ID]*modelTask), totals: make(map[shardQueue]keys.Totals), minted: make(map[int]uint64), given: make(map[int]uint64),
 		served: make(map[laneID]bool), passes: make(map[laneID]map[laneID]int),
-		settings: make(map[string]Settings), versions: make(map[string]uint64), schedules: make(map[string]*modelSchedule),
+		settings: make(map[string]record.Settings), versions: make(map[string]uint64), schedules: make(map[string]*modelSchedule),
 		byKey:   make(map[[keys.UniqueLen]byte]*modelKey),
 		orphans: make(map[Receipt]modelOrphan), turns: make(map[uint64]keys.ID), contested: make(map[uint64]bool), delayed: make(map[uint64]bool), life: 2, sessions: make(map[int]modelSession),
 		places: make(map[int]int), beside: make(map[int]int), until: make(map[int]uint64),
@@ -593,7 +594,7 @@ const years = 13 * 365 * 24 * 3600_000
 
 func (m *model) hasAllTicks() bool {
 	for _, s := range m.schedules {
-		if s.missed == MissedAll {
+		if s.missed == recurrence.MissedAll {
 			return true
 		}
 	}

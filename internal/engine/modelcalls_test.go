@@ -14,6 +14,7 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/recurrence"
 	"codeq/internal/store"
 )
 
@@ -253,7 +254,7 @@ func (m *model) crowd(t *rapid.T) {
 		tie(&task.LaneKey, &task.rec)
 	}
 	queue := tasks[0].Queue
-	m.run(&configureCall{queue: queue, to: Settings{ConcurrencyPerKey: rapid.IntRange(1, 2).Draw(t, "limit")}})
+	m.run(&configureCall{queue: queue, to: record.Settings{ConcurrencyPerKey: rapid.IntRange(1, 2).Draw(t, "limit")}})
 	produce := m.produceOf(tasks)
 	m.run(produce)
 	for range rapid.IntRange(2, 8).Draw(t, "claims") {
@@ -1357,7 +1358,7 @@ func (c *releaseKeyCall) apply(m *model) {
 // configureCall sets a queue: the first shard decides, the others learn it by messages.
 type configureCall struct {
 	queue string
-	to    Settings
+	to    record.Settings
 	stale bool // of an older version
 	late  bool
 	err   error
@@ -1366,17 +1367,17 @@ type configureCall struct {
 func (m *model) drawConfigure() call {
 	c := &configureCall{queue: oneOf(m, "queue", "a", "b"), stale: m.oneIn(8, "stale")}
 	c.stale = c.stale && m.versionOf(c.queue) > 0
-	c.to = Settings{
+	c.to = record.Settings{
 		Paused:            !m.settings[c.queue].Paused && m.oneIn(6, "paused"),
 		Concurrency:       oneOf(m, "Concurrency", 0, 3), // for owners only
 		ConcurrencyPerKey: oneOf(m, "ConcurrencyPerKey", 0, 1, 1, 2),
 		TenantWeights:     oneOf(m, "TenantWeights", nil, map[string]int{"x": 3}, map[string]int{"": 2, "y": 4}),
-		Retention:         oneOf(m, "Retention", 0, 0, 2*time.Second, forever),
-		DeadRetention:     oneOf(m, "DeadRetention", 0, 3*time.Second, time.Minute, forever),
+		Retention:         oneOf(m, "Retention", 0, 0, 2*time.Second, -1),
+		DeadRetention:     oneOf(m, "DeadRetention", 0, 3*time.Second, time.Minute, -1),
 		HoldGroups:        rapid.Bool().Draw(m.rt, "HoldGroups"),
 	}
 	if m.oneIn(3, "none") {
-		c.to = Settings{}
+		c.to = record.Settings{}
 	}
 	return c
 }
@@ -1407,7 +1408,7 @@ func (c *configureCall) apply(m *model) {
 	}
 	c.to.TenantWeights = maps.Clone(c.to.TenantWeights)
 	m.settings[c.queue] = c.to
-	if m.versions[c.queue] = m.versionOf(c.queue) + 1; c.to.isZero() {
+	if m.versions[c.queue] = m.versionOf(c.queue) + 1; c.to.IsZero() {
 		m.removed, m.versions[c.queue] = max(m.removed, m.versions[c.queue]), 0
 		delete(m.settings, c.queue)
 	}
@@ -1426,7 +1427,7 @@ func (m *model) drawSchedule() call {
 	c := &scheduleCall{remove: m.oneIn(2, "delete")}
 	c.name = oneOf(m, "name", "s", "t")
 	c.queue, c.payload = oneOf(m, "queue", "a", "c"), "tick of "+c.name
-	c.every, c.missed = oneOf[uint64](m, "every", 60_000, 400_000), oneOf(m, "missed", MissedOnce, MissedSkip, MissedAll)
+	c.every, c.missed = oneOf[uint64](m, "every", 60_000, 400_000), oneOf(m, "missed", recurrence.MissedOnce, recurrence.MissedSkip, recurrence.MissedAll)
 	return c
 }
 
@@ -1438,7 +1439,7 @@ func (c *scheduleCall) do(m *model) {
 		v := keys.ScheduleValue{
 			Queue: c.queue, Every: c.every, Missed: c.missed, Record: (&record.Record{Payload: []byte(c.payload)}).Encode(),
 		}
-		times, err := TimesOf(&v)
+		times, err := recurrence.Of(&v)
 		m.noError(err)
 		return Decided, s.Times.SetSchedule(c.name, v, times)
 	})

@@ -24,7 +24,7 @@ import (
 // settle compares the reports of the shards, counts turns, and checks that no task waits without a
 // reason. Not strict: the shards have decided several calls together, in an unknown order.
 func (m *model) settle(strict bool) {
-	isLimited := func(s Settings) bool { return s.ConcurrencyPerKey > 0 }
+	isLimited := func(s record.Settings) bool { return s.ConcurrencyPerKey > 0 }
 	if len(m.orphans) > 0 || m.claimed && slices.ContainsFunc(slices.Collect(maps.Values(m.settings)), isLimited) || slices.ContainsFunc(m.live, (*modelTask).isParked) {
 		m.adoptParks()
 	}
@@ -374,7 +374,7 @@ func (m *model) compareSettings() {
 func (m *model) compareSchedules() {
 	n := 0
 	for _, s := range m.shards {
-		s.Times.Schedules("", func(i ScheduleInfo) bool {
+		s.Times.Schedules("", func(i *recurrence.Schedule) bool {
 			n++
 			if want := m.schedules[i.Name]; want == nil || i.Next != want.next || i.Value.Last != want.last || i.Value.After != want.after || i.Err != nil {
 				m.rt.Fatalf("schedule %+v, expected %+v", i, want)

@@ -722,10 +722,10 @@ func (m *model) tick() {
 			tick := s.next
 			if m.Wall-tick > missedAfter {
 				switch s.missed {
-				case MissedSkip:
+				case recurrence.MissedSkip:
 					s.pass(m.Wall - missedAfter - 1)
 					continue
-				case MissedOnce:
+				case recurrence.MissedOnce:
 					latest := m.Wall - missedAfter - 1
 					tick = latest - (latest-s.start)%s.every
 				}
@@ -741,7 +741,7 @@ func (m *model) tick() {
 	}
 	found := make(map[tickText]keys.ID)
 	m.eachStored(func(t *store.Task) {
-		if text := t.Record.Headers[TickHeader]; text != "" && m.tasks[t.ID] == nil { // a tick may come again
+		if text := t.Record.Headers[recurrence.TickHeader]; text != "" && m.tasks[t.ID] == nil { // a tick may come again
 			found[tickText{string(t.Record.Payload), m.parseTick(text)}] = t.ID
 		}
 	})
@@ -756,7 +756,7 @@ func (m *model) tick() {
 		}
 		s := by[d]
 		n := spec{LaneKey{Queue: s.queue}, record.Record{Payload: []byte(s.payload), Headers: map[string]string{
-			TickHeader: recurrence.Text(d.tick), ScheduleHeader: s.name,
+			recurrence.TickHeader: recurrence.Text(d.tick), recurrence.ScheduleHeader: s.name,
 		}}}
 		m.admit(keys.ShardOfSchedule(s.name, m.config.Shards), n, id, nil, false)
 	}

@@ -15,14 +15,14 @@ func (p Probe) IsAtRest() bool { return p.s.isAtRest() }
 
 // Usage counts the contents of memory, and the work since the shard was loaded.
 type Usage struct {
-	Read                           int // entries of the store
-	Lanes, Doubtful                int
-	LaneSweeps                     uint64
-	Limits                         int
-	Telling                        int    // parents with children to be told
-	Schedules                      uint64 // times that a schedule had a turn
-	Groups, Uniques                store.CacheUsage
-	OutNext, OutStored, OutWaiting []uint64 // messages, by receiver
+	Read            int // entries of the store
+	Lanes, Doubtful int
+	LaneSweeps      uint64
+	Limits          int
+	Telling         int    // parents with children to be told
+	Schedules       uint64 // times that a schedule had a turn
+	Groups, Uniques store.CacheUsage
+	Out             store.OutboxUsage
 	// by sender, the last message taken
 	Inbound []uint64
 }
@@ -33,10 +33,9 @@ func (p Probe) Usage() Usage {
 	return Usage{
 		Read:  s.ReadEntries,
 		Lanes: s.Names.catalogue.loaded.Len(), Doubtful: s.Names.doubtful.Len(), LaneSweeps: s.Names.catalogue.swept,
-		Limits: len(s.Ties.limits), Telling: s.Ties.notices.count, Schedules: s.Times.recurring.looked,
+		Limits: len(s.Ties.limits), Telling: s.Ties.notices.count, Schedules: s.Times.recurring.Turns,
 		Groups: s.Ties.turns.Usage(), Uniques: s.Ties.uniques.Usage(),
-		OutNext: slices.Clone(s.Mail.out.next), OutStored: slices.Clone(s.Mail.out.stored),
-		OutWaiting: slices.Clone(s.Mail.out.waiting), Inbound: slices.Clone(s.Mail.inbound),
+		Out: s.Mail.Outbox.Usage(), Inbound: slices.Clone(s.Mail.inbound),
 	}
 }
 
@@ -73,10 +72,7 @@ func (p Probe) Expire(id keys.ID) bool {
 }
 
 // LoseNumbers resets the stored numbers of messages in memory, as if disk had none.
-func (p Probe) LoseNumbers() {
-	clear(p.s.Mail.out.stored)
-	p.s.Mail.out.ahead = true
-}
+func (p Probe) LoseNumbers() { p.s.Mail.LoseNumbers() }
 
 // Send stores a message to a shard.
 func (p Probe) Send(to int, m *keys.Message) { p.s.Mail.send(to, m) }

@@ -207,7 +207,7 @@ func newLane(number uint32, q *Queue, tenant string, priority uint8) *Lane {
 	return &Lane{
 		LaneKey: LaneKey{q.Name, tenant, priority}, number: number, queue: q,
 		tasks: ready.Lane{
-			Queue: &q.Queue, Number: number, Weight: q.Settings.weight(tenant), Priority: priority, Named: tenant != "",
+			Queue: &q.Queue, Number: number, Weight: q.Settings.Weight(tenant), Priority: priority, Named: tenant != "",
 		},
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"codeq/internal/container/timeheap"
 	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/recurrence"
 )
 
 // times holds the work that becomes due by time: scheduled tasks become ready, kept tasks are
@@ -20,7 +21,7 @@ type times struct {
 	nextDue   dueCursor              // the first scheduled task that waits for a time of day
 	nextWait  dueCursor              // the first scheduled task that waits between attempts
 	expiries  timeheap.Heap[*bucket] // buckets of ended tasks
-	recurring recurringTable
+	recurring recurrence.Table
 }
 
 // dueCursor is the beginning of a range in order of time: no entry lies before it. It is as precise

@@ -5,17 +5,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"math"
-	"reflect"
 	"slices"
-	"strconv"
 	"sync/atomic"
-	"time"
-	"unicode/utf8"
 
 	"codeq/internal/base"
 	"codeq/internal/container/chunked"
 	"codeq/internal/keys"
+	"codeq/internal/record"
 	"codeq/internal/store"
 )
 
@@ -30,7 +26,7 @@ import (
 // versions begin after its own Given: so newer settings are never refused. Calls of Adopt come in
 // any order: by them, settings without a value are kept like others until the message comes.
 type Configured struct {
-	Settings *Settings
+	Settings *record.Settings
 	Version  uint64 // 0: there are none
 	Value    []byte // both, as stored; nil: there are none
 }
@@ -57,7 +53,7 @@ func (l *settledList) remove(q *Queue) {
 	l.free.Append(q.settledAt)
 }
 
-var unconfigured = Configured{Settings: new(Settings)}
+var unconfigured = Configured{Settings: new(record.Settings)}
 
 func settingsKey(queue string) []byte { return append([]byte{keys.Settings}, queue...) }
 
@@ -84,7 +80,7 @@ func ParseSettings(b []byte) (Configured, error) {
 	if err != nil {
 		return Configured{}, err
 	}
-	set := new(Settings)
+	set := new(record.Settings)
 	if err := json.Unmarshal(v.JSON, set); err != nil {
 		return Configured{}, err
 	}
@@ -171,91 +167,6 @@ func (ns *names) applySettings(q *Queue, c Configured, afterOpen bool) {
 	ns.Effects.Configured = append(ns.Effects.Configured, Reconfigured{q, afterOpen})
 }
 
-// Settings are the settings of a queue.
-type Settings struct {
-	Paused            bool           `json:",omitzero"`
-	Concurrency       int            `json:",omitzero"`
-	ConcurrencyPerKey int            `json:",omitzero"`
-	Rate              float64        `json:",omitzero"`
-	Burst             int            `json:",omitzero"`
-	TenantWeights     map[string]int `json:",omitempty"`
-	Retention         time.Duration  `json:",omitzero"`
-	DeadRetention     time.Duration  `json:",omitzero"`
-	HoldGroups        bool           `json:",omitzero"`
-}
-
-// isZero reports whether the settings have no value.
-func (s *Settings) isZero() bool { return reflect.DeepEqual(*s, Settings{}) }
-
-// BurstSize is how many tasks may be claimed at once, by a rate.
-func (s *Settings) BurstSize() int {
-	if s.Burst > 0 {
-		return s.Burst
-	}
-	return max(1, int(math.Ceil(s.Rate)))
-}
-
-// Invalid says which setting is not allowed.
-type Invalid struct {
-	Field string
-	Value any
-	Limit string // the allowed values
-}
-
-func (e *Invalid) Error() string {
-	return fmt.Sprintf("invalid %s: %v (allowed: %s)", e.Field, e.Value, e.Limit)
-}
-
-// maxWeight keeps the sum of the weights of any list of queues in an int.
-const maxWeight = 1 << 16
-
-// Check returns an *Invalid for settings that are not allowed.
-func (s *Settings) Check() error {
-	for _, f := range []struct {
-		field string
-		value int
-	}{
-		{"Settings.Concurrency", s.Concurrency},
-		{"Settings.ConcurrencyPerKey", s.ConcurrencyPerKey},
-		{"Settings.Burst", s.Burst},
-	} {
-		if f.value < 0 || f.value > math.MaxInt32 {
-			return &Invalid{f.field, f.value, "0 to 2^31-1"}
-		}
-	}
-	if !(s.Rate >= 0 && s.Rate <= 1e9) {
-		return &Invalid{"Settings.Rate", s.Rate, "0 to 1e9"}
-	}
-	for tenant, w := range s.TenantWeights {
-		if !utf8.ValidString(tenant) { // they are stored as JSON
-			return &Invalid{"Settings.TenantWeights", strconv.Quote(tenant), "names in UTF-8"}
-		}
-		if w < 1 || w > maxWeight {
-			return &Invalid{"Settings.TenantWeights of " + tenant, w, fmt.Sprint("1 to ", maxWeight)}
-		}
-	}
-	for _, f := range []struct {
-		field string
-		value time.Duration
-	}{{"Settings.Retention", s.Retention}, {"Settings.DeadRetention", s.DeadRetention}} {
-		if f.value < 0 && f.value != forever {
-			return &Invalid{f.field, f.value, "0 or more, or Forever"}
-		}
-	}
-	return nil
-}
-
-// forever is a retention without end.
-const forever time.Duration = -1
-
-// weight is how many claims in a row a tenant gets.
-func (s *Settings) weight(tenant string) int32 {
-	if s.TenantWeights == nil {
-		return 1
-	}
-	return int32(max(1, s.TenantWeights[tenant]))
-}
-
 // A queue that has a rate remembers when its last task was leased, by the clock of periods, so that
 // the rate goes on after a restart or with another leader. It is stored with the lease, at most
 // once in grantEvery. Queues without a rate have no such entry.
@@ -294,7 +205,7 @@ func (ns *names) SinceGrant(q *Queue) uint64 {
 }
 
 // followRate is called when the settings of a queue have changed.
-func (ns *names) followRate(q *Queue, before *Settings) {
+func (ns *names) followRate(q *Queue, before *record.Settings) {
 	switch has := q.Settings.Rate > 0; {
 	case has == (before.Rate > 0):
 	case has:
@@ -362,7 +273,7 @@ func (ns *names) renewWeights(q *Queue, before map[string]int) {
 		for tenant := range weights {
 			for p := range uint8(maxPriority + 1) {
 				if l := q.lane(tenant, p); l != nil {
-					ns.ready.Weigh(&l.tasks, q.Settings.weight(tenant))
+					ns.ready.Weigh(&l.tasks, q.Settings.Weight(tenant))
 				}
 			}
 		}

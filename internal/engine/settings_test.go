@@ -8,13 +8,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/keys"
+	"codeq/internal/record"
 	"codeq/internal/testbase"
 )
 
 // FuzzSettings: the parser refuses stored settings, or they are valid for Configure, and another
 // encoding and parse give the same settings.
 func FuzzSettings(f *testing.F) {
-	for _, set := range []Settings{
+	for _, set := range []record.Settings{
 		{},
 		{Paused: true, Concurrency: 3, Rate: 0.5, Burst: 2, TenantWeights: map[string]int{"t": 2}},
 		{ConcurrencyPerKey: 1, Retention: -1, DeadRetention: time.Hour, HoldGroups: true},

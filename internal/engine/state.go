@@ -6,6 +6,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/ready"
+	"codeq/internal/recurrence"
 	"codeq/internal/store"
 )
 
@@ -66,7 +67,7 @@ type Effects struct {
 	Events     []Event
 	Counted    []Counted // if WantCounts; each queue of Touched once
 	Endings    []Ending
-	Resting    []*recurring // schedules without known ticks
+	Resting    []*recurrence.Schedule // schedules without known ticks
 	Suspects   suspectEffects
 }
 
@@ -81,7 +82,7 @@ type Reconfigured struct {
 func (s *State) Init(c Config, st *store.Store) {
 	*s = State{
 		round:    round{config: c, Reads: store.Reads{Store: st}, Group: commitGroup{Writes: store.NewWrites(st)}},
-		Names:    names{round: &s.round, Queues: make(map[string]*Queue), catalogue: newCatalogue(c.SweepLanes), totals: totals{reader: s.Range(keys.Daily)}},
+		Names:    names{round: &s.round, Queues: make(map[string]*Queue), catalogue: newCatalogue(c.SweepLanes), totals: totals{daily: store.NewDaily(&s.Reads)}},
 		Mail:     mail{round: &s.round},
 		Leases:   leases{round: &s.round, names: &s.Names},
 		Times:    times{round: &s.round, names: &s.Names, nextDue: nothingDue, nextWait: nothingDue},
@@ -118,7 +119,7 @@ func (s *State) Seal() {
 		m.Seal(&s.Group.Writes)
 	}
 	s.Mail.Sessions.Seal(&s.Group.Writes)
-	s.Mail.out.seal(&s.Group)
+	s.Mail.Outbox.Seal(&s.Group.Writes)
 	s.Names.sealGrants()
 	s.Times.sealPeriodClock()
 	s.sealClockSets()
@@ -276,8 +277,7 @@ func (s *State) closeReaders() {
 	s.Ties.blocked.Close()
 	s.Ties.children.Close()
 	s.dead.Close()
-	s.Names.totals.reader.Close()
-	s.Names.totals.written = false
+	s.Names.totals.daily.Close()
 }
 
 // Share begins to count the turns of tenants, and the suspects at work, in tables of all shards of

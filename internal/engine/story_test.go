@@ -146,7 +146,7 @@ func (a args) span(name string, otherwise time.Duration) time.Duration {
 
 func (w *world) span(text string) time.Duration {
 	if text == "forever" {
-		return forever
+		return -1
 	}
 	d, err := time.ParseDuration(text)
 	require.NoError(w.t, err)
@@ -401,7 +401,7 @@ func (w *world) nameNew(s *drivenShard) {
 			return
 		}
 		name := string(rec.Payload)
-		if tick := rec.Headers[TickHeader]; tick != "" {
+		if tick := rec.Headers[recurrence.TickHeader]; tick != "" {
 			at, err := time.Parse(recurrence.Format, tick)
 			require.NoError(w.t, err)
 			name += "@" + clock(uint64(at.UnixMilli()))
@@ -625,7 +625,7 @@ func (w *world) bindings(s *drivenShard) {
 		require.NoError(w.t, err)
 		show("wakeup: %s", cmp.Or(w.scopes[scope], w.names[id]))
 	})
-	s.Times.Schedules("", func(i ScheduleInfo) bool {
+	s.Times.Schedules("", func(i *recurrence.Schedule) bool {
 		last := ""
 		if i.Value.Last != 0 {
 			last = ", last " + clock(i.Value.Last)

@@ -14,6 +14,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/recurrence"
 	"codeq/internal/store"
 )
 
@@ -424,7 +425,7 @@ func (w *world) bulk(a args, words []string) {
 // the next one.
 func (w *world) configure(a args, adopt bool) {
 	s, queue := w.begin(), a.word(0)
-	set := Settings{
+	set := record.Settings{
 		Paused: a.has("paused"), ConcurrencyPerKey: a.number("concurrency-per-key", 0), HoldGroups: a.has("hold-groups"),
 		Retention: a.span("retention", 0), DeadRetention: a.span("dead-retention", 0),
 	}
@@ -462,7 +463,7 @@ func (w *world) schedule(a args, _ []string) {
 		Missed: uint8(max(0, slices.Index([]string{"once", "skip", "all"}, a.named["missed"]))),
 		Record: (&record.Record{Payload: []byte(payload)}).Encode(),
 	}
-	times, err := TimesOf(&v)
+	times, err := recurrence.Of(&v)
 	if err == nil {
 		err = w.begin().Times.SetSchedule(a.word(0), v, times)
 	}

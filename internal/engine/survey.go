@@ -240,7 +240,7 @@ func (ns *names) TotalsOf(names []string, dst []QueueInfo) []QueueInfo {
 		i := QueueInfo{Queue: name}
 		if q := ns.Queues[name]; q != nil {
 			i = ns.infoOf(q, 0)
-		} else if ns.totals.rows {
+		} else if ns.totals.daily.HasRows() {
 			var known bool
 			if i.Totals, known = ns.totals.absent[name]; !known {
 				if reads++; reads > readsAtOnce || ns.Broken != nil {

@@ -81,13 +81,6 @@ const (
 	refuseOnMissing        // it is not stored if its producer finds so, and canceled otherwise
 )
 
-// The rules for missed ticks.
-const (
-	MissedOnce uint8 = iota // the latest of them is produced
-	MissedSkip              // none is produced
-	MissedAll               // all are produced
-)
-
 // EventKind is the kind of an event of a task.
 type EventKind uint8
 

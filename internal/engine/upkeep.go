@@ -53,11 +53,11 @@ var upkeeps = [...]upkeep{
 	{UpkeepWake, RoomLow, false, func(s *State) bool { return s.Ties.wakeIsDue() }, (*State).wakeBlocked},
 	{UpkeepTell, RoomLow, false, func(s *State) bool { return s.Ties.tellIsDue() }, (*State).tellMore},
 	{UpkeepRecheck, RoomLow, false, func(s *State) bool { return s.Suspects.recheckIsDue() }, func(s *State) { s.Suspects.recheckLimits() }},
-	{UpkeepSend, RoomLow, false, func(s *State) bool { return s.Mail.sendIsDue() }, func(s *State) { s.Mail.sendOut() }},
+	{UpkeepSend, RoomLow, false, func(s *State) bool { return s.Mail.SendIsDue() }, func(s *State) { s.Mail.sendOut() }},
 	{UpkeepReap, RoomScarce, true, func(s *State) bool { return s.Suspects.reapIsDue() }, (*State).reapLeases},
 	{UpkeepTidy, RoomNone, false, func(s *State) bool { return s.Suspects.passSuspectsIsDue() }, func(s *State) { s.Suspects.passSuspects() }},
 	{UpkeepTicks, Roomy, true, func(s *State) bool { return s.Times.TicksAreDue() }, (*State).produceTicks},
-	{UpkeepTidy, RoomNone, false, func(s *State) bool { return s.Mail.forgetTakenIsDue() }, func(s *State) { s.Mail.forgetTaken() }},
+	{UpkeepTidy, RoomNone, false, func(s *State) bool { return s.Mail.ForgetIsDue() }, func(s *State) { s.Mail.forgetTaken() }},
 	{UpkeepTidy, RoomNone, false, func(s *State) bool { return s.Names.sweepLanesIsDue() }, func(s *State) { s.Names.sweepLanes() }},
 	{UpkeepTidy, RoomNone, false, func(s *State) bool { return s.Names.keepTotalsIsDue() }, func(s *State) { s.Names.keepTotals() }},
 }
@@ -144,7 +144,7 @@ func (s *State) NextDue() (uptime, now, wall uint64) {
 		wall = min(wall, s.Times.nextDue.at, s.wallOf(s.Times.nextWait.at))
 	}
 	if s.HasRoom(Roomy) {
-		wall = min(wall, s.Times.recurring.next())
+		wall = min(wall, s.Times.recurring.Due())
 	}
 	return uptime, now, wall
 }

@@ -213,7 +213,7 @@ func (s *State) Configure(queue string, value []byte) (late bool, err error) {
 	if c.Version != s.Names.versionOf(queue)+1 {
 		return true, nil
 	}
-	if c.Settings.isZero() {
+	if c.Settings.IsZero() {
 		none := keys.SettingsValue{Version: c.Version, JSON: keys.NoSettings}
 		if bytes.HasSuffix(value, keys.DeleteQueue) {
 			none.JSON = keys.QueueIsGone
@@ -298,7 +298,7 @@ type Idleness struct {
 // on how many queues are named.
 func (s *State) Idle(i *Idleness) bool {
 	// tasks may be on their way to other shards
-	if s.Mail.out.busy() || i.busy != nil && i.busy.isBusy() {
+	if s.Mail.IsBusy() || i.busy != nil && i.busy.isBusy() {
 		return false
 	}
 	if i.busy = nil; len(i.Queues) == 0 {

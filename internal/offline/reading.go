@@ -22,6 +22,7 @@ import (
 	"codeq/internal/listing"
 	"codeq/internal/manifest"
 	"codeq/internal/raftlog"
+	"codeq/internal/recurrence"
 	"codeq/internal/snapshot"
 	"codeq/internal/store"
 )
@@ -40,7 +41,7 @@ var Rules = &fsck.Rules{
 		set, err := engine.ParseSettings(value)
 		return set.Version, err
 	},
-	Schedule: engine.CheckSchedule,
+	Schedule: recurrence.CheckStored,
 }
 
 // Queue is a directory that is open for reading. Its methods are safe for concurrent use.

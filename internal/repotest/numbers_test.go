@@ -40,7 +40,7 @@ var numbered = []struct{ kind, dir, first string }{
 	{"state", "internal/engine", "Ready"},
 	{"ondead", "internal/engine", "holdOnDead"},
 	{"onmissing", "internal/engine", "runOnMissing"},
-	{"missed", "internal/engine", "MissedOnce"},
+	{"missed", "internal/recurrence", "MissedOnce"},
 	{"event", "internal/engine", "EventProduced"},
 	{"event", "internal/engine", "EventProgress"},
 	{"interest", "internal/engine", "WantOutcomes"},

@@ -16,9 +16,9 @@ import (
 
 	"codeq"
 	"codeq/internal/dispatch"
-	"codeq/internal/engine"
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
+	"codeq/internal/record"
 	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
@@ -427,7 +427,7 @@ func TestPermitsRate(t *testing.T) {
 				cl.stop()
 				cl.workers.Wait()
 				require.GreaterOrEqual(t, float64(len(cl.claims)), c.least*time.Since(begin).Seconds())
-				cl.requireRate(c.rate, (*engine.Settings)(set).BurstSize())
+				cl.requireRate(c.rate, (*record.Settings)(set).BurstSize())
 			})
 		})
 	}

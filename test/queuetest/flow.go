@@ -200,7 +200,7 @@ func (f *FlowTest) Kept(from int) int {
 func (f *FlowTest) UnderWay(from int) (n uint64) {
 	f.Helper()
 	require.NoError(f, inspect.Of(f.Q).Owner(from, func(o *inspect.Owner) error {
-		for _, waiting := range o.Rules.Probe().Usage().OutWaiting {
+		for _, waiting := range o.Rules.Probe().Usage().Out.Waiting {
 			n += waiting
 		}
 		return nil

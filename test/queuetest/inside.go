@@ -262,7 +262,7 @@ func Quiesce(t *testing.T, q *codeq.Queue) {
 func isQuiet(t *testing.T, q *codeq.Queue, shard int) (quiet bool) {
 	require.NoError(t, inspect.Of(q).Owner(shard, func(o *inspect.Owner) error {
 		quiet = !o.Busy
-		for _, n := range o.Rules.Probe().Usage().OutWaiting {
+		for _, n := range o.Rules.Probe().Usage().Out.Waiting {
 			quiet = quiet && n == 0
 		}
 		return nil

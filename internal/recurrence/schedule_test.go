@@ -1,4 +1,4 @@
-package engine
+package recurrence
 
 import (
 	"testing"
@@ -29,25 +29,25 @@ func FuzzSchedule(f *testing.F) {
 	huge = keys.ScheduleValue{Start: 5, Every: 1 << 63, Queue: "a", Record: []byte{0}}
 	f.Add(huge.Append(nil), uint64(1<<44))
 	f.Fuzz(func(t *testing.T, value []byte, now uint64) {
-		r, err := parseRecurring(keys.AppendSchedule(nil, "s"), value)
+		r, err := Parse(keys.AppendSchedule(nil, "s"), value)
 		if err != nil {
 			require.ErrorIs(t, err, base.ErrCorrupt)
 			return
 		}
-		times, err := TimesOf(&r.value)
+		times, err := Of(&r.Value)
 		if err != nil {
 			return
 		}
-		r.begin(times)
+		r.Begin(times)
 		for range 3 {
-			if r.next == Never {
+			if r.Next == Never {
 				break
 			}
-			require.Greater(t, r.next, r.value.After)
-			if r.next > now {
+			require.Greater(t, r.Next, r.Value.After)
+			if r.Next > now {
 				break
 			}
-			r.pass(r.next)
+			r.Pass(r.Next)
 		}
 	})
 }
@@ -55,18 +55,18 @@ func FuzzSchedule(f *testing.F) {
 // TestNextTick: the next tick is the first tick of all schedules, both waiting and late ones, but
 // not of a deleted one.
 func TestNextTick(t *testing.T) {
-	var table recurringTable
-	put := func(name string, next uint64) { table.put(&recurring{Name: name, next: next, place: -1}) }
-	require.Equal(t, uint64(Never), table.nextTick())
+	var table Table
+	put := func(name string, next uint64) { table.Put(&Schedule{Name: name, Next: next}) }
+	require.Equal(t, uint64(Never), table.NextTick())
 	put("a", 70)
 	put("b", 50)
-	require.EqualValues(t, 50, table.nextTick())
-	r := table.take(60)
+	require.EqualValues(t, 50, table.NextTick())
+	r := table.Take(60)
 	require.Equal(t, "b", r.Name)
-	require.EqualValues(t, 70, table.nextTick())
-	r.next = 55
-	table.turn(r, 60)
-	require.EqualValues(t, 55, table.nextTick(), "it is late")
-	table.remove("b")
-	require.EqualValues(t, 70, table.nextTick())
+	require.EqualValues(t, 70, table.NextTick())
+	r.Next = 55
+	table.Turn(r, 60)
+	require.EqualValues(t, 55, table.NextTick(), "it is late")
+	table.Remove("b")
+	require.EqualValues(t, 70, table.NextTick())
 }
