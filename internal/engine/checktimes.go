@@ -12,16 +12,16 @@ import (
 // the time of the shard's next look.
 func (c *checker) times() error {
 	s := c.state
-	first := func(prefix byte, parse func(key []byte) (uint64, [keys.IDLen]byte, error)) (from dueCursor, err error) {
-		from = nothingDue
+	first := func(prefix byte, parse func(key []byte) (uint64, [keys.IDLen]byte, error)) (from store.DueCursor, err error) {
+		from = store.NothingDue
 		err = store.Scan(c.disk, prefix, func(key, _ []byte) error {
 			at, name, err := parse(key)
-			from.lower(at, name)
+			from.Lower(at, name)
 			return err
 		})
 		return from, err
 	}
-	due, wait := nothingDue, nothingDue
+	due, wait := store.NothingDue, store.NothingDue
 	err1 := store.Scan(c.disk, keys.Scheduled, func(key, value []byte) error {
 		at, id, err := keys.ParseScheduled(key)
 		if err != nil {
@@ -33,9 +33,9 @@ func (c *checker) times() error {
 		}
 		head, err := record.DecodeHead(rec)
 		if head.IsWait(at) {
-			wait.lower(at, id)
+			wait.Lower(at, id)
 		} else {
-			due.lower(at, id)
+			due.Lower(at, id)
 		}
 		return err
 	})
@@ -46,10 +46,10 @@ func (c *checker) times() error {
 	freed, err3 := first(keys.Freed, keys.ParseFreed)
 	for _, t := range []struct {
 		what        string
-		next, first dueCursor
-	}{{"scheduled task", s.Times.nextDue, due}, {"task between attempts", s.Times.nextWait, wait}, {"bucket", dueCursor{at: s.Times.expiries.Next()}, expiry}, {"idempotency key", s.Ties.nextFreed, freed}} {
+		next, first store.DueCursor
+	}{{"scheduled task", s.Times.nextDue, due}, {"task between attempts", s.Times.nextWait, wait}, {"bucket", store.DueCursor{At: s.Times.expiries.Next()}, expiry}, {"idempotency key", s.Ties.nextFreed, freed}} {
 		held := t.next
-		if held.lower(t.first.at, t.first.name); held != t.next {
+		if held.Lower(t.first.At, t.first.Name); held != t.next {
 			c.report("the first %s is looked for from %x on, and is at %x", t.what, t.next, t.first)
 		}
 	}

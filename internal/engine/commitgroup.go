@@ -20,13 +20,11 @@ type commitGroup struct {
 	finished  []uint64       // sequence numbers of lease records that have no lease left
 	Touched   []*Queue       // queues with changed counts
 	buckets   []*bucket      // buckets with changed sizes
-	Ranged    bool           // something is deleted by range
 	Trimmed   bool           // consumed parts of lanes are deleted
 	unclocked bool           // counters are deleted: store the clock under queue 0
 
 	taskBytes int    // of the records in tasks
 	lane      uint32 // of the last one in tasks
-	value     []byte // of counters, before it is copied
 	scattered bool   // tasks are of several lanes
 
 	uncommitted
@@ -202,11 +200,11 @@ func (g *commitGroup) seal(clock uint64) {
 		if base.Invariants {
 			q.assertCounts()
 		}
-		g.setCounters(q.Number, &keys.CountersValue{Counts: q.Counts, Clock: clock, Totals: q.totals})
+		g.SetCounters(q.Number, &keys.CountersValue{Counts: q.Counts, Clock: clock, Totals: q.totals})
 		q.touched = false
 	}
 	if g.unclocked {
-		g.setCounters(0, &keys.CountersValue{Clock: clock})
+		g.SetCounters(0, &keys.CountersValue{Clock: clock})
 		g.unclocked = false
 	}
 	for _, b := range g.buckets {
@@ -215,14 +213,6 @@ func (g *commitGroup) seal(clock uint64) {
 	if unordered {
 		g.Sort()
 	}
-}
-
-func (g *commitGroup) setCounters(queue uint32, v *keys.CountersValue) {
-	g.value = v.Append(g.value[:0])
-	op := g.Batch.SetDeferred(1+4, len(g.value))
-	keys.AppendNumbered(op.Key[:0], keys.Counters, queue)
-	copy(op.Value, g.value)
-	_ = op.Finish()
 }
 
 // Clear empties the group.

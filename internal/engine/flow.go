@@ -217,7 +217,7 @@ func (s *State) admitTied(t *NewTask, b *family) keys.ID {
 	case waits > 0:
 		s.Ties.pending.Put(id, waits)
 		s.Ties.block(l, 0, id, rec)
-		if waits == toBeCanceled {
+		if waits == keys.PendingCanceled {
 			s.Ties.wake(l.queue, 0, id, keys.WakeCancel)
 		}
 	case t.RunAt > s.Wall:
@@ -291,14 +291,14 @@ func (s *State) awaitParents(t *NewTask, id keys.ID, b *family) (encoded []byte,
 			waits++
 		case outcome == waiting:
 			waits++
-		case outcome == parentCanceled:
+		case outcome == keys.ParentCanceled:
 			canceled = true
-		case s.Ties.pinFor(p, outcome) == parentPinned:
+		case s.Ties.pinFor(p, outcome) == keys.ParentPinned:
 			s.Ties.pin(p, id)
 		}
 	}
 	if canceled {
-		waits = toBeCanceled
+		waits = keys.PendingCanceled
 	}
 	return rec.Encode(), waits
 }
@@ -326,13 +326,8 @@ func (s *State) lookUp(parent, child keys.ID, how policy, b *family) (outcome by
 	return outcome, known
 }
 
-// How a parent has ended, as its children see it.
-const (
-	parentDone = iota
-	parentCanceled
-	parentPinned // done, and its result is kept until the child has ended
-	waiting      // not ended; not in messages
-)
+// waiting is the outcome of a parent that has not ended. It is not in messages.
+const waiting = keys.ParentPinned + 1
 
 // policy is the OnDead of a task and, in the upper half, its OnMissing.
 type policy byte
@@ -353,23 +348,23 @@ func (p policy) onDead() policy { return p & (ofSibling - 1) }
 func (p policy) outcomeOf(parent TaskState) byte {
 	switch parent {
 	case Done:
-		return parentDone
+		return keys.ParentDone
 	case Canceled:
-		return parentCanceled
+		return keys.ParentCanceled
 	case Dead:
 		switch p.onDead() {
-		case holdOnDead:
+		case keys.HoldOnDead:
 			return waiting
-		case runOnDead:
-			return parentDone
+		case keys.RunOnDead:
+			return keys.ParentDone
 		default:
-			return parentCanceled
+			return keys.ParentCanceled
 		}
 	case 0:
-		if p>>missingShift == runOnMissing {
-			return parentDone
+		if p>>missingShift == keys.RunOnMissing {
+			return keys.ParentDone
 		}
-		return parentCanceled
+		return keys.ParentCanceled
 	default:
 		return waiting
 	}
@@ -384,24 +379,21 @@ func (s *State) tellChild(parent, child keys.ID, outcome byte) {
 	s.parentEnded(parent, child, outcome)
 }
 
-// toBeCanceled is the value in the range Pending of a task that will be canceled.
-const toBeCanceled = Never
-
 // parentEnded counts down the parents of a task of this shard. After the end of its last parent,
 // the task goes on in the same commit, or in a later one if this group has no time or room left, or
 // has changed the task.
 func (s *State) parentEnded(parent, child keys.ID, outcome byte) {
-	if outcome != parentCanceled && s.proceedNow(parent, child, outcome) || s.Broken != nil {
+	if outcome != keys.ParentCanceled && s.proceedNow(parent, child, outcome) || s.Broken != nil {
 		return
 	}
 	n, ok := s.Ties.pending.Get(child)
-	if !ok || n == toBeCanceled { // it was canceled, or will be
-		if outcome == parentPinned {
+	if !ok || n == keys.PendingCanceled { // it was canceled, or will be
+		if outcome == keys.ParentPinned {
 			s.Ties.unpin(parent, 0)
 		}
 		return
 	}
-	if outcome == parentPinned {
+	if outcome == keys.ParentPinned {
 		s.Ties.pin(parent, child)
 	}
 	l, err := s.Names.laneNumbered(keys.LaneOf(child))
@@ -411,8 +403,8 @@ func (s *State) parentEnded(parent, child keys.ID, outcome byte) {
 	}
 	q := l.queue
 	switch {
-	case outcome == parentCanceled:
-		s.Ties.pending.Put(child, toBeCanceled)
+	case outcome == keys.ParentCanceled:
+		s.Ties.pending.Put(child, keys.PendingCanceled)
 		s.Ties.wake(q, 0, child, keys.WakeCancel)
 	case n > 1:
 		s.Ties.pending.Put(child, n-1)
@@ -447,7 +439,7 @@ func (s *State) proceedNow(parent, child keys.ID, outcome byte) bool {
 	if at == nil || !known && !isOnly(at.rec.Parents, parent) {
 		return false
 	}
-	if outcome == parentPinned {
+	if outcome == keys.ParentPinned {
 		s.Ties.pin(parent, child)
 	}
 	s.Ties.pending.DropBlind(child)

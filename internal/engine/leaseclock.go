@@ -1,9 +1,6 @@
 package engine
 
 import (
-	"fmt"
-
-	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/store"
 )
@@ -56,15 +53,9 @@ func (le *leases) loadLeaseClock() error {
 	if !le.config.Replicated {
 		return nil
 	}
-	b, err := store.Lookup(le.Store.DB(), []byte{keys.LeaseTime})
+	v, _, err := store.Value(le.Store.DB(), []byte{keys.LeaseTime}, "clock of leases", keys.ParseLeaseTime)
 	if err != nil {
 		return err
-	}
-	var v keys.LeaseTimeValue
-	if b != nil {
-		if v, err = keys.ParseLeaseTime(b); err != nil {
-			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
-		}
 	}
 	le.clock.stored = v.Clock
 	le.clock.ahead = le.clock.stored + min(le.ClockAge, leaseClockEvery) - le.Now

@@ -1,13 +1,8 @@
 package engine
 
 import (
-	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
-	"slices"
-
-	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
@@ -50,7 +45,7 @@ func (s *State) Load(clockAge uint64) error {
 		s.beginLanes,
 		s.Times.loadTimes,
 		func() (err error) {
-			s.Ties.nextFreed, err = s.firstDue([]byte{keys.Freed}, keys.ParseFreed)
+			s.Ties.nextFreed, err = s.FirstDue([]byte{keys.Freed}, keys.ParseFreed)
 			return err
 		},
 		s.Times.loadBuckets,
@@ -91,23 +86,8 @@ func (s *State) resume() {
 	}
 }
 
-// leaseChunk is how many lease entries loadLeases looks up together.
-const leaseChunk = 1 << 16
-
-// storedLease is an entry of a lease record.
-type storedLease struct {
-	*leaseRecord
-	keys.LeaseEntry
-}
-
-// compare is the order of the keys of the tasks.
-func (a *storedLease) compare(b *storedLease) int {
-	return cmp.Or(cmp.Compare(a.Lane, b.Lane), cmp.Compare(a.Since, b.Since), bytes.Compare(a.ID[:], b.ID[:]))
-}
-
 // loadLeases rebuilds the lease table. Leases of the process that had the queue open before are
-// over: they expire at once. The tasks are looked up in the order of their keys, which costs a
-// fraction of single lookups.
+// over: they expire at once.
 func (s *State) loadLeases() error {
 	leased := 0
 	for _, q := range s.Names.numbers.All() {
@@ -116,46 +96,9 @@ func (s *State) loadLeases() error {
 		}
 	}
 	s.Leases.reserve(leased)
-	lower, upper := keys.Range(keys.Task)
-	tasks, err := s.Store.DB().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
-	if err != nil {
-		return store.Error(err)
-	}
-	defer func() { _ = tasks.Close() }() // its error is that of tasks.Error
-	var chunk []storedLease
-	load := func() error {
-		// The newest of several entries of a task comes last.
-		slices.SortStableFunc(chunk, func(a, b storedLease) int { return a.compare(&b) })
-		for i := range chunk {
-			e := &chunk[i]
-			head, err := store.NextLeasedHead(tasks, &e.LeaseEntry)
-			if err != nil {
-				return err
-			}
-			if head == nil {
-				continue
-			}
-			if err := s.loadLease(e.leaseRecord, &e.LeaseEntry, head); err != nil {
-				return err
-			}
-		}
-		chunk = chunk[:0]
-		return nil
-	}
-	err = store.ScanLeases(s.Store.DB(), func(seq uint64, h keys.LeaseHeader, entries []keys.LeaseEntry) error {
-		r := &leaseRecord{seq: seq, local: h.Local, deadline: h.Deadline, ends: h.Ends, process: h.Process, written: true}
-		for _, e := range entries {
-			chunk = append(chunk, storedLease{r, e})
-		}
-		if len(chunk) < leaseChunk {
-			return nil
-		}
-		return load()
-	})
-	if err != nil {
-		return err
-	}
-	return load()
+	return store.ValidLeases(s.Store.DB(), func(seq uint64, h keys.LeaseHeader) *leaseRecord {
+		return &leaseRecord{seq: seq, local: h.Local, deadline: h.Deadline, ends: h.Ends, process: h.Process, written: true}
+	}, s.loadLease)
 }
 
 func (s *State) loadLease(r *leaseRecord, e *keys.LeaseEntry, head *record.Head) error {
@@ -204,25 +147,13 @@ func (s *State) loadLease(r *leaseRecord, e *keys.LeaseEntry, head *record.Head)
 
 // loadTimes finds the first scheduled tasks.
 func (tm *times) loadTimes() (err error) {
-	if tm.nextDue, err = tm.firstDue([]byte{keys.Scheduled}, keys.ParseScheduled); err != nil {
+	if tm.nextDue, err = tm.FirstDue([]byte{keys.Scheduled}, keys.ParseScheduled); err != nil {
 		return err
 	}
-	if tm.nextWait = tm.nextDue; tm.periods.Waits > tm.nextDue.at {
-		tm.nextWait, err = tm.firstDue(keys.AppendScheduled(nil, tm.periods.Waits, keys.ID{}), keys.ParseScheduled)
+	if tm.nextWait = tm.nextDue; tm.periods.Waits > tm.nextDue.At {
+		tm.nextWait, err = tm.FirstDue(keys.AppendScheduled(nil, tm.periods.Waits, keys.ID{}), keys.ParseScheduled)
 	}
 	return err
-}
-
-// firstDue returns the first entry of a range that is ordered by time, from a key on.
-func (r *round) firstDue(lower []byte, parse func([]byte) (uint64, [keys.IDLen]byte, error)) (c dueCursor, err error) {
-	_, upper := keys.Range(lower[0])
-	c = nothingDue
-	err = r.Walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
-		at, name, err := parse(it.Key())
-		c.lower(at, name)
-		return false, err
-	})
-	return c, err
 }
 
 // loadBuckets reads how many ended tasks are kept.
@@ -244,7 +175,7 @@ func (tm *times) loadBuckets() error {
 
 // loadCaches reads the ties of tasks, as far as memory holds them.
 func (ti *ties) loadCaches() error {
-	err := errors.Join(ti.notices.load(ti.Store.DB()), ti.pins.load(ti.Store.DB()))
+	err := errors.Join(ti.notices.load(ti.Store.DB()), ti.loadPins())
 	for _, m := range ti.caches() {
 		err = errors.Join(err, m.Load(ti.Store.DB()))
 	}

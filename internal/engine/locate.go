@@ -339,13 +339,13 @@ func (ti *ties) blockAgain(l *Lane, at *located, rec []byte) {
 // schedule adds a task to those that wait for their time of day: due is RunAt of its record.
 func (tm *times) schedule(l *Lane, id keys.ID, due uint64, rec []byte) {
 	tm.addScheduled(l, id, due, rec)
-	tm.nextDue.lower(due, id)
+	tm.nextDue.Lower(due, id)
 }
 
 // scheduleWait adds a task to those that wait between attempts, until a deadline.
 func (tm *times) scheduleWait(l *Lane, id keys.ID, deadline uint64, rec []byte) {
 	tm.addScheduled(l, id, deadline, rec)
-	tm.nextWait.lower(deadline, id)
+	tm.nextWait.Lower(deadline, id)
 }
 
 func (tm *times) addScheduled(l *Lane, id keys.ID, due uint64, rec []byte) {

@@ -17,7 +17,7 @@ type mail struct {
 	inbound   []uint64 // by shard, the last message taken
 	arrived   uint64   // messages with tasks that have come from other shards since Open
 	Sessions  store.Sessions
-	interests map[string]keys.InterestValue // by node; without kinds: its interest has ended
+	interests store.Interests
 
 	Interested KindSet // the interests of all nodes; in a cluster only
 	Placement  string  // the node chosen by hand as leader; "": any; in a cluster only
@@ -130,38 +130,14 @@ func (s *State) TakeMessages(from int, first uint64, messages []keys.Message) (t
 // BatchCap is how many messages are sent together between two shards at most.
 const BatchCap = 256
 
-// Package keys has copies of these values: they are equal.
-var (
-	_ [parentPinned - keys.ParentPinned]struct{}
-	_ [keys.ParentPinned - parentPinned]struct{}
-	_ [toBeCanceled - keys.PendingCanceled]struct{}
-	_ [cancelOnDead - keys.CancelOnDead]struct{}
-	_ [keys.CancelOnDead - cancelOnDead]struct{}
-	_ [runOnDead - keys.MaxOnDead]struct{}
-	_ [keys.MaxOnDead - runOnDead]struct{}
-	_ [refuseOnMissing - keys.MaxOnMissing]struct{}
-	_ [keys.MaxOnMissing - refuseOnMissing]struct{}
-)
-
 // mergeInterests makes groups collect for the interests of all nodes.
 func (ml *mail) mergeInterests() {
-	ml.Interested = 0
-	for _, v := range ml.interests {
-		ml.Interested |= KindSet(v.Kinds)
-	}
+	ml.Interested = KindSet(ml.interests.Kinds())
 	ml.Wanted |= ml.Interested
 }
 
 func (ml *mail) loadInterests() error {
-	ml.interests = make(map[string]keys.InterestValue)
-	err := store.Scan(ml.Store.DB(), keys.Interest, func(key, value []byte) error {
-		v, err := keys.ParseInterest(value)
-		if err != nil {
-			return fmt.Errorf("%w: interest of node %q: %w", base.ErrCorrupt, key[1:], err)
-		}
-		ml.interests[string(key[1:])] = v
-		return nil
-	})
+	err := ml.interests.Load(ml.Store.DB())
 	ml.mergeInterests()
 	return err
 }
@@ -169,19 +145,11 @@ func (ml *mail) loadInterests() error {
 // SetInterest stores the interests of a node, unless they are older than the stored ones; gone: the
 // node was removed from the cluster.
 func (ml *mail) SetInterest(node string, v keys.InterestValue, gone bool) {
-	old := ml.interests[node]
-	if !gone && (v.IsBefore(old) || v.Kinds == 0 && old.Kinds == 0) {
-		return
-	}
-	key := keys.AppendNamed(nil, keys.Interest, node)
-	if ml.interests[node] = v; gone {
+	if gone {
 		ml.Sessions.EndNode(node, ml.Wall)
-		delete(ml.interests, node)
-	}
-	if v.Kinds == 0 || gone {
-		ml.Group.Delete(key)
+		ml.interests.Remove(&ml.Group.Writes, node)
 	} else {
-		ml.Group.Set(key, v.Append(nil))
+		ml.interests.Set(&ml.Group.Writes, node, v)
 	}
 	ml.mergeInterests()
 }

@@ -426,7 +426,7 @@ func (m *model) placeOf(t *modelTask) keys.Place {
 func (m *model) depend(t *modelTask, parent keys.ID) (doomed bool) {
 	p := m.tasks[parent]
 	if p == nil {
-		return t.rec.OnMissing != runOnMissing && parent != m.completed
+		return t.rec.OnMissing != keys.RunOnMissing && parent != m.completed
 	}
 	switch p.state {
 	case Done, Canceled, Dead:
@@ -444,9 +444,9 @@ func (m *model) depend(t *modelTask, parent keys.ID) (doomed bool) {
 // endMeans is the effect of a parent's end on a child; held: none yet.
 func endMeans(state TaskState, onDead uint8) (cancels, held bool) {
 	switch {
-	case state == Done, state == Dead && onDead == runOnDead:
+	case state == Done, state == Dead && onDead == keys.RunOnDead:
 		return false, false
-	case state == Dead && onDead == holdOnDead:
+	case state == Dead && onDead == keys.HoldOnDead:
 		return false, true
 	}
 	return true, false

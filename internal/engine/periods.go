@@ -1,9 +1,6 @@
 package engine
 
 import (
-	"fmt"
-
-	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/store"
 )
@@ -43,16 +40,11 @@ func (r *round) agrees() bool { return r.periods.Now == r.mint.Time }
 // REQUIRES: the minter's clock is loaded.
 func (r *round) loadPeriodClock() error {
 	r.periods = store.NewPeriodClock(r.mint.Loaded(), r.Uptime)
-	b, err := store.Lookup(r.Store.DB(), []byte{keys.PeriodTime})
-	if err != nil || b == nil {
-		return err
+	v, ok, err := store.Value(r.Store.DB(), []byte{keys.PeriodTime}, "clock of periods", keys.ParsePeriodTime)
+	if ok {
+		r.periods.Now, r.periods.Stored, r.periods.Waits = v.Clock, v.Clock, v.Waits
 	}
-	v, err := keys.ParsePeriodTime(b)
-	if err != nil {
-		return fmt.Errorf("%w: clock of periods: %w", base.ErrCorrupt, err)
-	}
-	r.periods.Now, r.periods.Stored, r.periods.Waits = v.Clock, v.Clock, v.Waits
-	return nil
+	return err
 }
 
 // sealPeriodClock makes the group store the clock of periods.
@@ -75,20 +67,15 @@ func (tm *times) sealPeriodClock() {
 		return
 	}
 	c.Stored = c.Now
-	v := keys.PeriodTimeValue{Clock: c.Now, Waits: min(tm.nextWait.at, c.Now)}
+	v := keys.PeriodTimeValue{Clock: c.Now, Waits: min(tm.nextWait.At, c.Now)}
 	tm.Group.Set([]byte{keys.PeriodTime}, v.Append(tm.value[:0]))
 }
 
 // loadClockSets continues the list of how the wall clock was set.
 func (r *round) loadClockSets() error {
-	b, err := store.Lookup(r.Store.DB(), []byte{keys.ClockSets})
-	if err != nil || b == nil {
-		return err
-	}
-	if r.mint.Sets, err = keys.ParseClockSets(b); err != nil {
-		return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
-	}
-	return nil
+	sets, _, err := store.Value(r.Store.DB(), []byte{keys.ClockSets}, "set clocks", keys.ParseClockSets)
+	r.mint.Sets = sets
+	return err
 }
 
 // sealClockSets makes the group store the list, if there is something else to store.

@@ -4,7 +4,6 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/keys"
-	"codeq/internal/store"
 )
 
 // Pins keep the result of a completed task until its children have ended: a child reads its
@@ -26,14 +25,12 @@ type pins struct {
 	any    bool                      // tasks of this shard may pin others
 }
 
-func (p *pins) load(r pebble.Reader) error {
+func (ti *ties) loadPins() error {
 	lower, upper := keys.Range(keys.Pin)
-	it, err := r.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
-	if err != nil {
-		return store.Error(err)
-	}
-	p.any = it.First()
-	return store.Error(it.Close())
+	return ti.Walk(lower, upper, func(*pebble.Iterator, int) (bool, error) {
+		ti.pins.any = true
+		return false, nil
+	})
 }
 
 // pinForChildren keeps a completed task until its children are told of its end, and have ended. It
@@ -56,7 +53,7 @@ func (ti *ties) allTold(parent keys.ID) {
 // pinFor counts a child that is told of a parent, if the parent is pinned. It returns the outcome
 // to tell.
 func (ti *ties) pinFor(parent keys.ID, outcome byte) byte {
-	if outcome != parentDone {
+	if outcome != keys.ParentDone {
 		return outcome
 	}
 	v, ok := ti.pins.counts.Get(parent)
@@ -65,7 +62,7 @@ func (ti *ties) pinFor(parent keys.ID, outcome byte) byte {
 	}
 	v.Count++
 	ti.pins.counts.Put(parent, v)
-	return parentPinned
+	return keys.ParentPinned
 }
 
 // pin notes that a child of this shard pins a parent.

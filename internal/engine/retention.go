@@ -89,7 +89,6 @@ func (tm *times) expireEnded() {
 	for tm.past(tm.expiries.Next()) && !tm.Spent() {
 		b := tm.expiries.Pop()
 		all := keys.AppendGroup(nil, b.prefix, b.queue.Number, b.until)
-		tm.Group.Ranged = true
 		tm.Group.DeleteRange(all, keys.GroupEnd(all))
 		tm.resize(b, -int(b.size))
 	}

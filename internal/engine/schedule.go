@@ -1,15 +1,13 @@
 package engine
 
 import (
-	"bytes"
-	"cmp"
-
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/container/timeheap"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/recurrence"
+	"codeq/internal/store"
 )
 
 // times holds the work that becomes due by time: scheduled tasks become ready, kept tasks are
@@ -18,37 +16,10 @@ type times struct {
 	*round
 	names *names
 
-	nextDue   dueCursor              // the first scheduled task that waits for a time of day
-	nextWait  dueCursor              // the first scheduled task that waits between attempts
+	nextDue   store.DueCursor        // the first scheduled task that waits for a time of day
+	nextWait  store.DueCursor        // the first scheduled task that waits between attempts
 	expiries  timeheap.Heap[*bucket] // buckets of ended tasks
 	recurring recurrence.Table
-}
-
-// dueCursor is the beginning of a range in order of time: no entry lies before it. It is as precise
-// as a key, since many entries may have the same time, and tombstones lie before it.
-type dueCursor struct {
-	at   uint64 // ms; Never: the range is empty
-	name [keys.IDLen]byte
-}
-
-var nothingDue = dueCursor{at: Never}
-
-func (c *dueCursor) compare(o *dueCursor) int {
-	return cmp.Or(cmp.Compare(c.at, o.at), bytes.Compare(c.name[:], o.name[:]))
-}
-
-// lower makes the range begin no later than at an entry.
-func (c *dueCursor) lower(at uint64, name [keys.IDLen]byte) {
-	if o := (dueCursor{at, name}); o.compare(c) < 0 {
-		*c = o
-	}
-}
-
-// raise makes the range begin no earlier than at another position.
-func (c *dueCursor) raise(o dueCursor) {
-	if c.compare(&o) < 0 {
-		*c = o
-	}
 }
 
 // Tasks of two kinds are in the range Scheduled, by when they are due: those that wait for a time
@@ -58,13 +29,13 @@ func (c *dueCursor) raise(o dueCursor) {
 // gone. So each task is read at most twice, however many there are.
 
 // firstScheduled is the beginning of the range Scheduled.
-func (tm *times) firstScheduled() dueCursor {
+func (tm *times) firstScheduled() store.DueCursor {
 	first := tm.nextDue
-	first.lower(tm.nextWait.at, tm.nextWait.name)
+	first.Lower(tm.nextWait.At, tm.nextWait.Name)
 	return first
 }
 
-func (tm *times) promoteIsDue() bool { return tm.nextDue.at <= tm.Wall || tm.past(tm.nextWait.at) }
+func (tm *times) promoteIsDue() bool { return tm.nextDue.At <= tm.Wall || tm.past(tm.nextWait.At) }
 
 // The defaults of Config.TrimBytes and Config.TrimLane: see ready.Config.
 const (
@@ -80,8 +51,8 @@ func (tm *times) trim() {
 		return
 	}
 	_, end := keys.Range(keys.Scheduled)
-	if first := tm.firstScheduled(); first != nothingDue {
-		end = keys.AppendScheduled(nil, first.at, first.name)
+	if first := tm.firstScheduled(); first != store.NothingDue {
+		end = keys.AppendScheduled(nil, first.At, first.Name)
 	}
 	if tm.names.ready.Trim(tm.Group.Batch, end, tm.Spent) > 0 {
 		tm.Group.Ranged, tm.Group.Trimmed = true, true
@@ -94,9 +65,9 @@ func (tm *times) trim() {
 func (s *State) promoteDue() {
 	until := min(s.Wall, s.periods.Now)
 	reached := s.promoteFrom(s.Times.firstScheduled(), until)
-	s.Times.nextDue.raise(reached)
-	s.Times.nextWait.raise(reached)
-	if s.Broken != nil || reached.at <= until || !s.Times.promoteIsDue() { // the budget was spent first
+	s.Times.nextDue.Raise(reached)
+	s.Times.nextWait.Raise(reached)
+	if s.Broken != nil || reached.At <= until || !s.Times.promoteIsDue() { // the budget was spent first
 		return
 	}
 	later := &s.Times.nextWait
@@ -108,11 +79,11 @@ func (s *State) promoteDue() {
 
 // promoteFrom moves on the tasks that are due, of the entries from a position up to a time. It
 // returns the beginning of the others.
-func (s *State) promoteFrom(from dueCursor, until uint64) (reached dueCursor) {
-	if reached = nothingDue; from == reached {
+func (s *State) promoteFrom(from store.DueCursor, until uint64) (reached store.DueCursor) {
+	if reached = store.NothingDue; from == reached {
 		return reached
 	}
-	lower := keys.AppendScheduled(nil, from.at, from.name)
+	lower := keys.AppendScheduled(nil, from.At, from.Name)
 	_, upper := keys.Range(keys.Scheduled)
 	s.Broken = s.Walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
 		due, id, err := keys.ParseScheduled(it.Key())
@@ -120,7 +91,7 @@ func (s *State) promoteFrom(from dueCursor, until uint64) (reached dueCursor) {
 			return false, err
 		}
 		if due > until || s.Spent() {
-			reached = dueCursor{due, id}
+			reached = store.DueCursor{At: due, Name: id}
 			return false, nil
 		}
 		v, err := it.ValueAndErr()

@@ -55,8 +55,6 @@ func (l *settledList) remove(q *Queue) {
 
 var unconfigured = Configured{Settings: new(record.Settings)}
 
-func settingsKey(queue string) []byte { return append([]byte{keys.Settings}, queue...) }
-
 // loadSettings reads the settings that the shard has stored.
 // REQUIRES: the counts are loaded.
 func (ns *names) loadSettings() error {
@@ -106,7 +104,7 @@ func (ns *names) adopt(queue string, c Configured) {
 	if c.Version <= ns.versionOf(queue) {
 		return
 	}
-	ns.Group.Set(settingsKey(queue), c.Value)
+	ns.Group.Set(keys.AppendNamed(nil, keys.Settings, queue), c.Value)
 	ns.applySettings(ns.QueueNamed(queue), c, true)
 }
 
@@ -132,7 +130,7 @@ func (ns *names) adoptSent(queue string, value []byte) error {
 func (ns *names) removeSettings(queue string, none keys.SettingsValue) {
 	if q := ns.Queues[queue]; q != nil {
 		if q.Version > 0 && q.Version <= none.Version {
-			ns.Group.Delete(settingsKey(queue))
+			ns.Group.Delete(keys.AppendNamed(nil, keys.Settings, queue))
 			q.Removed = none.Version
 			ns.applySettings(q, unconfigured, true)
 		}
@@ -180,8 +178,6 @@ const (
 	grantsAtOnce = 64
 )
 
-func grantedKey(queue string) []byte { return append([]byte{keys.Granted}, queue...) }
-
 // noteGrant is called for a lease of a queue that has a rate.
 func (ns *names) noteGrant(q *Queue) {
 	if now := ns.periods.Now; q.granted == noGrant || now-q.granted >= grantEvery {
@@ -192,7 +188,7 @@ func (ns *names) noteGrant(q *Queue) {
 func (ns *names) storeGrant(q *Queue, at uint64) {
 	ns.periods.Made = true
 	q.granted = at
-	ns.Group.Set(grantedKey(q.Name), keys.AppendNumber(ns.value[:0], at))
+	ns.Group.Set(keys.AppendNamed(nil, keys.Granted, q.Name), keys.AppendNumber(ns.value[:0], at))
 }
 
 // SinceGrant returns how long ago the last lease of a queue was that is stored, ms; Never: there
@@ -212,7 +208,7 @@ func (ns *names) followRate(q *Queue, before *record.Settings) {
 		ns.storeGrant(q, noGrant)
 	default:
 		q.granted = noGrant
-		ns.Group.Delete(grantedKey(q.Name))
+		ns.Group.Delete(keys.AppendNamed(nil, keys.Granted, q.Name))
 	}
 }
 

@@ -85,7 +85,7 @@ func (s *State) Init(c Config, st *store.Store) {
 		Names:    names{round: &s.round, Queues: make(map[string]*Queue), catalogue: newCatalogue(c.SweepLanes), totals: totals{daily: store.NewDaily(&s.Reads)}},
 		Mail:     mail{round: &s.round},
 		Leases:   leases{round: &s.round, names: &s.Names},
-		Times:    times{round: &s.round, names: &s.Names, nextDue: nothingDue, nextWait: nothingDue},
+		Times:    times{round: &s.round, names: &s.Names, nextDue: store.NothingDue, nextWait: store.NothingDue},
 		Ties:     newTies(&s.round, &s.Names, &s.Mail, &s.Leases),
 		Suspects: suspects{round: &s.round, names: &s.Names, leases: &s.Leases, ties: &s.Ties},
 		dead:     s.Range(keys.Dead),

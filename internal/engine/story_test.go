@@ -358,7 +358,7 @@ func (w *world) message(m *keys.Message) string {
 	case keys.MsgDepend:
 		return fmt.Sprintf("%s waits for %s", w.name(m.Child), w.name(m.Parent))
 	case keys.MsgEnded:
-		how := [...]string{parentDone: "done", parentCanceled: "canceled", parentPinned: "done and pinned"}[m.Outcome]
+		how := [...]string{keys.ParentDone: "done", keys.ParentCanceled: "canceled", keys.ParentPinned: "done and pinned"}[m.Outcome]
 		return fmt.Sprintf("%s is %s for %s", w.name(m.Parent), how, w.name(m.Child))
 	case keys.MsgSettings:
 		v, err := keys.ParseSettings(m.Settings)

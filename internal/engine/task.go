@@ -67,20 +67,6 @@ type Ending struct {
 	Outcome Outcome
 }
 
-// The actions of a task when a parent dies.
-const (
-	holdOnDead   = iota // it waits
-	cancelOnDead        // it is canceled
-	runOnDead           // it goes on as if the parent were completed
-)
-
-// The actions of a task if a parent is gone before the parent has noted the task.
-const (
-	runOnMissing    = iota // it goes on as if the parent were completed
-	cancelOnMissing        // it is canceled
-	refuseOnMissing        // it is not stored if its producer finds so, and canceled otherwise
-)
-
 // EventKind is the kind of an event of a task.
 type EventKind uint8
 
@@ -179,7 +165,7 @@ type Tied struct {
 
 func TiedOf(rec *record.Record) *Tied {
 	return &Tied{
-		Ties: rec.Ties, Parents: rec.Parents, Twin: -1, Refuses: rec.OnMissing == refuseOnMissing, policy: policyOf(rec),
+		Ties: rec.Ties, Parents: rec.Parents, Twin: -1, Refuses: rec.OnMissing == keys.RefuseOnMissing, policy: policyOf(rec),
 	}
 }
 
@@ -250,7 +236,7 @@ func (t *NewTask) Valid(rec *record.Record, n int) bool {
 			return false
 		}
 	}
-	return t.Key.Priority <= maxPriority && rec.OnDead <= runOnDead && rec.OnMissing <= refuseOnMissing
+	return t.Key.Priority <= maxPriority && rec.OnDead <= keys.RunOnDead && rec.OnMissing <= keys.RefuseOnMissing
 }
 
 // Encode sets all but the Key of a new task by its record, which it encodes into buf.

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -22,9 +23,9 @@ type ties struct {
 	mail   *mail
 	leases *leases
 
-	uniques   uniqueCache // by hash of the key
-	nextFreed dueCursor   // the first idempotency key to become free
-	turns     turnCache   // by scope
+	uniques   uniqueCache     // by hash of the key
+	nextFreed store.DueCursor // the first idempotency key to become free
+	turns     turnCache       // by scope
 	limits    limitTable
 	pending   idCache[uint64] // numbers of parents
 	notices   childNotices
@@ -44,7 +45,7 @@ type (
 
 func newTies(r *round, ns *names, ml *mail, le *leases) ties {
 	return ties{
-		round: r, names: ns, mail: ml, leases: le, nextFreed: nothingDue, limits: make(limitTable),
+		round: r, names: ns, mail: ml, leases: le, nextFreed: store.NothingDue, limits: make(limitTable),
 		uniques: store.NewWriteBackCache(&r.Reads, r.config.Seed, store.Form[[keys.UniqueLen]byte, keys.UniqueValue]{
 			Prefix: keys.Unique, Key: keys.AppendHashed, ParseKey: keys.ParseHashed, Order: compareIDs,
 			Append: keys.UniqueValue.Append, Parse: keys.ParseUnique,
@@ -98,12 +99,8 @@ func (ti *ties) listKeys() {
 }
 
 func (ti *ties) listKeysIsDue() bool {
-	for _, m := range ti.caches() {
-		if m.ListIsDue() {
-			return true
-		}
-	}
-	return false
+	all := ti.caches()
+	return slices.ContainsFunc(all[:], rangeCache.ListIsDue)
 }
 
 // holder returns the task that has an idempotency key.
@@ -133,7 +130,7 @@ func (ti *ties) takeKeyFrom(id keys.ID, t *record.Ties, from uint64) {
 		v.Until = keys.KeyUntil(id, from, t.UniqueFor)
 		ti.scratch = keys.AppendFreed(ti.scratch[:0], v.Until, t.Unique)
 		ti.Group.Set(ti.scratch, nil)
-		ti.nextFreed.lower(v.Until, t.Unique)
+		ti.nextFreed.Lower(v.Until, t.Unique)
 	}
 	ti.uniques.Put(t.Unique, v)
 }
@@ -170,16 +167,16 @@ func (ti *ties) endKey(id keys.ID, t *record.Ties, release uint8) {
 // when their tasks end.
 // REQUIRES: the group has ended no task.
 func (ti *ties) freeKeys() {
-	lower := keys.AppendFreed(nil, ti.nextFreed.at, ti.nextFreed.name)
+	lower := keys.AppendFreed(nil, ti.nextFreed.At, ti.nextFreed.Name)
 	_, upper := keys.Range(keys.Freed)
-	ti.nextFreed = nothingDue
+	ti.nextFreed = store.NothingDue
 	ti.Broken = ti.Walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
 		at, hash, err := keys.ParseFreed(it.Key())
 		if err != nil {
 			return false, err
 		}
 		if !ti.past(at) || ti.Spent() {
-			ti.nextFreed.lower(at, hash)
+			ti.nextFreed.Lower(at, hash)
 			return false, nil
 		}
 		ti.Group.Delete(it.Key())
@@ -206,7 +203,7 @@ func (ti *ties) freeKeys() {
 	})
 }
 
-func (ti *ties) freeKeysIsDue() bool { return ti.past(ti.nextFreed.at) }
+func (ti *ties) freeKeysIsDue() bool { return ti.past(ti.nextFreed.At) }
 
 // lives reports whether a task has not ended.
 // REQUIRES: the group has not ended the task.

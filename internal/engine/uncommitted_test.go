@@ -43,7 +43,7 @@ func TestChildrenShareCommits(t *testing.T) {
 			r.settle()
 			tasks := make([]NewTask, children)
 			for i := range tasks {
-				tasks[i] = newTask(LaneKey{Queue: "c"}, record.Record{OnDead: holdOnDead, Parents: [][record.IDLen]byte{parent}})
+				tasks[i] = newTask(LaneKey{Queue: "c"}, record.Record{OnDead: keys.HoldOnDead, Parents: [][record.IDLen]byte{parent}})
 			}
 			before := r.commits
 			r.produce(tasks...)

@@ -124,7 +124,7 @@ func (s *State) upkeepIsDue() bool {
 func (s *State) NextDue() (uptime, now, wall uint64) {
 	uptime, now, wall = Never, Never, Never
 	if s.HasRoom(RoomNone) {
-		uptime, wall = s.Names.ready.TrimAt(s.Tight), s.wallOf(min(s.Times.expiries.Next(), s.Ties.nextFreed.at))
+		uptime, wall = s.Names.ready.TrimAt(s.Tight), s.wallOf(min(s.Times.expiries.Next(), s.Ties.nextFreed.At))
 	}
 	if s.config.Untimed {
 		return uptime, Never, Never
@@ -141,7 +141,7 @@ func (s *State) NextDue() (uptime, now, wall uint64) {
 		now = min(now, s.Suspects.nextPass())
 	}
 	if s.HasRoom(RoomLow) {
-		wall = min(wall, s.Times.nextDue.at, s.wallOf(s.Times.nextWait.at))
+		wall = min(wall, s.Times.nextDue.At, s.wallOf(s.Times.nextWait.At))
 	}
 	if s.HasRoom(Roomy) {
 		wall = min(wall, s.Times.recurring.Due())

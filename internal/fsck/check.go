@@ -458,7 +458,7 @@ func (c *checker) telling(key, value []byte) error {
 
 func (c *checker) dependent(key, value []byte) error {
 	parent, child, err := keys.ParseDependent(key)
-	if err != nil || len(value) != 1 || value[0] > keys.MaxOnDead {
+	if err != nil || len(value) != 1 || value[0] > keys.RunOnDead {
 		c.report("dependent %x has value %x: %w", key, value, err)
 		return nil
 	}

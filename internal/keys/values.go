@@ -611,14 +611,25 @@ const (
 // PendingCanceled is the value in the range Pending of a task that will be canceled.
 const PendingCanceled = 1<<64 - 1
 
-// ParentPinned is the outcome in a MsgEnded for a parent that is kept until the child has ended.
-const ParentPinned = 2
-
-// The values of a record for parents that die or are missing.
+// How a parent has ended, as its children see it: the outcomes in a MsgEnded.
 const (
-	CancelOnDead = 1 // cancels the task when a parent dies
-	MaxOnDead    = 2
-	MaxOnMissing = 2
+	ParentDone = iota
+	ParentCanceled
+	ParentPinned // done, and its result is kept until the child has ended
+)
+
+// The actions of a task when a parent dies.
+const (
+	HoldOnDead   = iota // it waits
+	CancelOnDead        // it is canceled
+	RunOnDead           // it goes on as if the parent were completed
+)
+
+// The actions of a task if a parent is gone before the parent has noted the task.
+const (
+	RunOnMissing    = iota // it goes on as if the parent were completed
+	CancelOnMissing        // it is canceled
+	RefuseOnMissing        // it is not stored if its producer finds so, and canceled otherwise
 )
 
 // MaxPriority is the highest priority of a lane; the lowest one is 0.

@@ -176,7 +176,7 @@ func (im *importer) rest(s *imported, l *taskLine, id keys.ID, p keys.Place, rec
 
 // dependent stores that a task waits for another one, in the shard of the latter.
 func (im *importer) dependent(l *dependentLine) error {
-	if l.OnDead > keys.MaxOnDead {
+	if l.OnDead > keys.RunOnDead {
 		return wrong("task %s waits with OnDead %d", l.Child, l.OnDead)
 	}
 	parent := im.mention(l.Parent)

@@ -74,7 +74,7 @@ func (t *Template) check(rec *record.Record) error {
 	switch {
 	case t.Priority > keys.MaxPriority:
 		return fmt.Errorf("priority %d", t.Priority)
-	case t.OnDead > keys.MaxOnDead || t.OnMissing > keys.MaxOnMissing:
+	case t.OnDead > keys.RunOnDead || t.OnMissing > keys.RefuseOnMissing:
 		return fmt.Errorf("OnDead %d, OnMissing %d", t.OnDead, t.OnMissing)
 	case t.Attempts > 0 && t.Attempts-1 > t.Leases: // that of a lease in force may count already
 		return fmt.Errorf("%d attempts in %d leases", t.Attempts, t.Leases)

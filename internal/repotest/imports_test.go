@@ -166,7 +166,7 @@ var pure = map[string][]string{
 
 // pureOfStore are the files of store that work for the rules.
 var pureOfStore = []string{
-	"batchorder.go", "catalogue.go", "daily.go", "lanenames.go", "minter.go", "outbox.go", "periodclock.go", "reads.go", "sessions.go", "waiting.go", "writebackcache.go", "writes.go",
+	"batchorder.go", "catalogue.go", "daily.go", "due.go", "interests.go", "lanenames.go", "lease.go", "minter.go", "outbox.go", "periodclock.go", "reads.go", "sessions.go", "waiting.go", "writebackcache.go", "writes.go",
 }
 
 // allowedOf are the names that the rules use of packages with clocks, files or shared randomness.

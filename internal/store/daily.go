@@ -25,17 +25,11 @@ func NewDaily(in *Reads) Daily { return Daily{reader: in.Range(keys.Daily)} }
 
 // Load reads whether there are rows, and when they were swept.
 func (d *Daily) Load() error {
-	value, err := Lookup(d.reader.in.Store.DB(), []byte{keys.Daily})
+	day, _, err := Value(d.reader.in.Store.DB(), []byte{keys.Daily}, "sweep of totals", keys.ParseNumber)
 	if err != nil {
 		return err
 	}
-	if value != nil {
-		day, err := keys.ParseNumber(value)
-		if err != nil {
-			return fmt.Errorf("%w: sweep of totals: %w", base.ErrCorrupt, err)
-		}
-		d.swept = uint32(day)
-	}
+	d.swept = uint32(day)
 	lower, upper := keys.TotalsRows()
 	return d.reader.in.Walk(lower, upper, func(*pebble.Iterator, int) (bool, error) {
 		d.rows = true

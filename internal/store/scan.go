@@ -62,17 +62,22 @@ func Lookup(r pebble.Reader, key []byte) ([]byte, error) {
 	return b, closer.Close()
 }
 
+// Value reads the value of a key; ok is false if there is none. what names it in errors.
+func Value[T any](r pebble.Reader, key []byte, what string, parse func([]byte) (T, error)) (v T, ok bool, err error) {
+	b, err := Lookup(r, key)
+	if err != nil || b == nil {
+		return v, false, err
+	}
+	if v, err = parse(b); err != nil {
+		return v, false, fmt.Errorf("%w: %s: %w", base.ErrCorrupt, what, err)
+	}
+	return v, true, nil
+}
+
 // IsForgotten reports whether a store of a cluster says that a node, or a directory, was removed.
 func IsForgotten(r pebble.Reader, name string) (bool, error) {
-	b, err := Lookup(r, keys.AppendNamed(nil, keys.Session, name))
-	if err != nil || b == nil {
-		return false, err
-	}
-	v, err := keys.ParseSession(b)
-	if err != nil {
-		return false, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
-	}
-	return v.Gone != 0, nil
+	v, _, err := Value(r, keys.AppendNamed(nil, keys.Session, name), "session", keys.ParseSession)
+	return v.Gone != 0, err
 }
 
 // Applied returns the index and term of the last log entry in a store of a cluster; 0: there is

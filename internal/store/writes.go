@@ -9,9 +9,11 @@ import (
 
 // Writes collects the entries that a group writes.
 type Writes struct {
-	Batch *pebble.Batch
-	store *Store
-	order batchOrder
+	Batch  *pebble.Batch
+	Ranged bool // something is deleted by range
+	store  *Store
+	order  batchOrder
+	value  []byte // of counters, before it is copied
 }
 
 // NewWrites returns the writes of a store, without any.
@@ -40,7 +42,10 @@ func (w *Writes) SingleDelete(key []byte) {
 }
 
 // DeleteRange deletes the keys from lower to before upper, at the cost of one entry.
-func (w *Writes) DeleteRange(lower, upper []byte) { _ = w.Batch.DeleteRange(lower, upper, nil) }
+func (w *Writes) DeleteRange(lower, upper []byte) {
+	w.Ranged = true
+	_ = w.Batch.DeleteRange(lower, upper, nil)
+}
 
 // SetTask stores the record of a task in its lane.
 func (w *Writes) SetTask(lane uint32, since uint64, id keys.ID, rec []byte) {
@@ -75,6 +80,15 @@ func (w *Writes) SetLeases(seq uint64, value []byte) {
 func (w *Writes) DeleteLeases(seq uint64) {
 	op := w.Batch.SingleDeleteDeferred(keys.LeaseLen)
 	keys.PutLease(op.Key, seq)
+	_ = op.Finish()
+}
+
+// SetCounters stores the counters of a queue.
+func (w *Writes) SetCounters(queue uint32, v *keys.CountersValue) {
+	w.value = v.Append(w.value[:0])
+	op := w.Batch.SetDeferred(1+4, len(w.value))
+	keys.AppendNumbered(op.Key[:0], keys.Counters, queue)
+	copy(op.Value, w.value)
 	_ = op.Finish()
 }
 
