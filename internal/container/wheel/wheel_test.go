@@ -298,23 +298,6 @@ func TestWholeRange(t *testing.T) {
 	require.Equal(t, want, got)
 }
 
-func TestTimeGoesBackwards(t *testing.T) {
-	w := New[int64](1000)
-	for _, d := range []int64{1100, 1150, 1300} {
-		w.Add(&Entry[int64]{Value: d}, d)
-	}
-	var got []int64
-	report := func(d int64) { got = append(got, d) }
-	require.True(t, w.Advance(1200, 1, report))
-	w.Add(&Entry[int64]{Value: 1160}, 1160) // late, though after the entry that was left
-	require.False(t, w.Advance(0, 10, report))
-	require.Equal(t, []int64{1100, 1150, 1160}, got)
-	require.False(t, w.Advance(1299, 10, report))
-	require.Len(t, got, 3)
-	require.False(t, w.Advance(1300, 10, report))
-	require.Equal(t, []int64{1100, 1150, 1160, 1300}, got)
-}
-
 func TestEqualDeadlinesKeepTheOrderOfAdd(t *testing.T) {
 	const deadline = 10 * hour
 	w := New[int](0)
@@ -325,39 +308,6 @@ func TestEqualDeadlinesKeepTheOrderOfAdd(t *testing.T) {
 	var got []int
 	w.Advance(deadline, 10, func(i int) { got = append(got, i) })
 	require.Equal(t, []int{0, 1, 2, 3, 4}, got)
-}
-
-func TestCallbackRemovesDueEntries(t *testing.T) {
-	w := New[int](0)
-	entries := make([]Entry[int], 6)
-	for i := range entries {
-		entries[i].Value = i
-		w.Add(&entries[i], 1+int64(i/2)*100)
-	}
-	var got []int
-	require.False(t, w.Advance(1000, 10, func(i int) {
-		got = append(got, i)
-		w.Remove(&entries[i]) // no longer queued
-		w.Remove(&entries[i+1])
-	}))
-	require.Equal(t, []int{0, 2, 4}, got)
-	require.Zero(t, w.Len())
-}
-
-// A callback that always adds late entries does not block Advance.
-func TestCallbackAddsLate(t *testing.T) {
-	w := New[int](0)
-	var e Entry[int]
-	w.Add(&e, 10)
-	calls := 0
-	again := func(int) { calls++; w.Add(&e, 10) }
-	for i := range 3 {
-		require.False(t, w.Advance(20, math.MaxInt, again))
-		require.Equal(t, i+1, calls)
-		at, ok := w.Next()
-		require.True(t, ok)
-		require.LessOrEqual(t, at, int64(20))
-	}
 }
 
 func TestExpireInChunks(t *testing.T) {
