@@ -271,32 +271,6 @@ func TestRemove(t *testing.T) {
 	})
 }
 
-func TestCompare(t *testing.T) {
-	ascending := []Pos{
-		{},
-		{ID: [16]byte{15: 1}},
-		{ID: [16]byte{15: 0xff}},
-		{ID: [16]byte{0: 1}},
-		{ID: [16]byte{0: 0xff}},
-		{Since: 1},
-		{Since: 1, ID: [16]byte{0: 1}},
-		{Since: math.MaxInt64 + 1},
-		{Since: math.MaxUint64, ID: [16]byte{0: 0xff}},
-	}
-	for i, a := range ascending {
-		for j, b := range ascending {
-			switch got := a.compare(b); {
-			case i < j:
-				require.Negative(t, got)
-			case i > j:
-				require.Positive(t, got)
-			default:
-				require.Zero(t, got)
-			}
-		}
-	}
-}
-
 // TestNext: nothing lies between a position and the next one.
 func TestNext(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
