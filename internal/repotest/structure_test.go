@@ -221,3 +221,20 @@ func TestPackagesAreFew(t *testing.T) {
 	require.NotEmpty(t, packages)
 	require.LessOrEqual(t, len(packages), 36, "%v", slices.Sorted(maps.Keys(packages)))
 }
+
+// TestFilesOfTestsAreShort: a reader finds the test of a promise by the name of its file.
+func TestFilesOfTestsAreShort(t *testing.T) {
+	t.Parallel()
+	inRoot(t)
+	found := 0
+	require.NoError(t, filepath.WalkDir(".", func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		found++
+		text, err := os.ReadFile(path)
+		require.LessOrEqual(t, bytes.Count(text, []byte("\n")), 1000, path)
+		return err
+	}))
+	require.Positive(t, found)
+}
