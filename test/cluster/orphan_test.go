@@ -113,6 +113,7 @@ func TestHandlerKeepsItsPlace(t *testing.T) {
 						produceNamed(t, q, task, "first")
 						stop := s.run(q, codeq.RunOptions{Concurrency: 4, Grace: time.Hour})
 						time.Sleep(5 * time.Second)
+						require.Len(t, s.seen(), 1)
 						require.NoError(t, end(q, s.receipt))
 						require.ErrorIs(t, q.Retry(ctx, s.receipt, codeq.RetryOptions{}), codeq.ErrLeaseLost)
 						requireHeld(t, q, "a", 1)
