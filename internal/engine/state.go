@@ -86,10 +86,10 @@ func (s *State) Init(c Config, st *store.Store) {
 		Mail:     mail{round: &s.round},
 		Leases:   leases{round: &s.round, names: &s.Names},
 		Times:    times{round: &s.round, names: &s.Names, nextDue: store.NothingDue, nextWait: store.NothingDue},
-		Ties:     newTies(&s.round, &s.Names, &s.Mail, &s.Leases),
 		Suspects: suspects{round: &s.round, names: &s.Names, leases: &s.Leases, ties: &s.Ties},
 		dead:     s.Range(keys.Dead),
 	}
+	s.Ties = newTies(&s.round, &s.Names, &s.Mail, &s.Leases) // reads the configuration of the round
 }
 
 // feed notes that a queue has more to claim than before.

@@ -1,0 +1,38 @@
+package engine
+
+import (
+	"encoding/binary"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/keys"
+)
+
+// TestFingerprintsDependOnSeed: keys with one fingerprint in a shard have different ones in the
+// next shard, so nobody can choose such keys.
+func TestFingerprintsDependOnSeed(t *testing.T) {
+	r := newRuled(t, Config{Shards: 2}) // each has its seed
+	key := func(n uint32) (hash [keys.UniqueLen]byte) {
+		binary.BigEndian.PutUint32(hash[:], n)
+		return hash
+	}
+	const taken = 1 << 12
+	for _, s := range r.shards {
+		cache := &s.Ties.uniques
+		cache.Forget()
+		require.NoError(t, cache.List(func() bool { return false }))
+		for n := range uint32(taken) {
+			cache.Put(key(n), keys.UniqueValue{ID: keys.Nth(int(n))})
+		}
+	}
+	mayExist := func(s *drivenShard, n uint32) bool {
+		_, known := s.Ties.uniques.Peek(key(n))
+		return !known
+	}
+	n := uint32(taken)
+	for !mayExist(r.shards[0], n) {
+		n++
+	}
+	require.False(t, mayExist(r.shards[1], n))
+}
