@@ -66,8 +66,6 @@ type permitsOp struct {
 
 func (op *permitsOp) abandon(*shard) { op.Gone.Store(true) }
 
-// again renumbers the request for a retry; the earlier message may still arrive.
-
 func (op *permitsOp) resolve(s *shard) {
 	op.Caller = op
 	switch {

@@ -258,6 +258,7 @@ func (op *ruling) resolve(s *shard) {
 	s.conclude(op, &op.completion, v, err)
 }
 
+// upTo returns the room of operations that all run down to the same level.
 func upTo(level engine.Room) func(operation) engine.Room {
 	return func(operation) engine.Room { return level }
 }

@@ -2,7 +2,7 @@ package base
 
 import "fmt"
 
-// Invalid says which setting is not allowed.
+// Invalid says which value is not allowed.
 type Invalid struct {
 	Field string
 	Value any

@@ -1,7 +1,7 @@
-// Package call holds the operations of a shard as values. A [Body] is a call that the rules decide
-// by themselves: its arguments, its answer, and how both are sent between nodes. For a produce, the
-// package has the batch of tasks ([BatchBuilder], [SplitBatch]), and the numbers that keep a
-// repeated one from being stored twice ([Session]).
+// Package call holds the operations of a shard as values. A [Wire] is the arguments and the answer
+// of a call, and how both are sent between nodes; a [Body] is one that the rules decide by
+// themselves. For a produce, the package has the batch of tasks ([BatchBuilder], [SplitBatch]), and
+// the numbers that keep a repeated one from being stored twice ([Session]).
 package call
 
 import (

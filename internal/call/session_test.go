@@ -1,10 +1,11 @@
 package call
 
 import (
-	"codeq/internal/keys"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/keys"
 )
 
 // TestCalls: a retry of a call has the first outcome, as long as its caller may ask. For this, each

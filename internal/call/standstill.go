@@ -48,5 +48,5 @@ func (b *Idle) AppendReply(dst []byte) []byte {
 
 func (b *Idle) ReadReply(r *wire.Reader) { b.Waited, b.Arrived, b.Epoch = r.Bool(), r.Uint(), r.Uint() }
 
-// Again: the leader that was lost may have waited.
+// Again reports a wait: while there was no leader, tasks may have come and gone.
 func (b *Idle) Again() { b.Waited = true }

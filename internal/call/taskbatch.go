@@ -91,7 +91,7 @@ func SplitBatch(tasks []engine.NewTask, shards int) []BatchPart {
 	return parts
 }
 
-// appendTasks appends the tasks of the part. For siblings outside it stand the IDs of those that
+// Append appends the tasks of the part. For siblings outside it stand the IDs of those that
 // are stored.
 func (p *BatchPart) Append(into, all []engine.NewTask, stored func(i int) keys.ID) []engine.NewTask {
 	for _, i := range p.Tasks {
@@ -431,7 +431,7 @@ type BatchBuilder struct {
 	tied  bool // some are bound to others
 }
 
-// Add adds a task. The error, an *base.Invalid, says which limit is exceeded.
+// Add adds a task. The error, a *base.Invalid, says which limit is exceeded.
 func (b *BatchBuilder) Add(t engine.NewTask, l BatchLimits) error {
 	b.Tasks, b.tied = append(b.Tasks, t), b.tied || t.Tied != nil
 	return b.cost.Add(&b.Tasks[len(b.Tasks)-1], l)
@@ -465,7 +465,7 @@ const (
 	parentCost = 64
 )
 
-// Add adds a task. The error, an *base.Invalid, says which limit is exceeded.
+// Add adds a task. The error, a *base.Invalid, says which limit is exceeded.
 func (c *BatchCost) Add(t *engine.NewTask, l BatchLimits) error {
 	c.Bytes += len(t.Rec) + len(t.Key.Queue) + len(t.Key.Tenant) + taskCost
 	if t.Tied != nil {

@@ -14,6 +14,7 @@ type Produce struct {
 	engine.Produced
 }
 
+// Append leaves out Call.Node, which the receiver knows by the connection.
 func (b *Produce) Append(dst []byte) []byte {
 	dst = wire.AppendUint(wire.AppendUint(dst, b.Call.Incarnation), b.Call.Seq)
 	return appendTasks(wire.AppendUint(dst, b.Call.Low), b.Tasks)

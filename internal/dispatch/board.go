@@ -379,7 +379,7 @@ func (d *Dispatcher) highestElsewhere(q *Queue) uint64 {
 // task of a queue. This happens before the claim visits the shards in turn, and a few times at the
 // most, so that the claim visits each of them. Any task of the queue is more urgent than none,
 // unless the order of the claim is random and another queue was drawn. It stores the rank of this
-// shard's head in c.rank, for isPassedOver.
+// shard's head in c.rank, for isPassedOver; 0 if no other shard has tasks of the queue.
 func (d *Dispatcher) isElsewhere(c *Claim, queue string, q *Queue) bool {
 	c.rank = 0
 	if d.board == nil || c.Stays {

@@ -94,7 +94,7 @@ type line struct {
 	table   *ClaimLines
 	key     lineKey
 	wants   LineRequest   // without Max
-	waiting WaitList      // guarded by the table's mu
+	waiting waitList      // guarded by the table's mu
 	filled  chan struct{} // non-nil while fetchers wait for a claim; closed by Add
 	ctx     context.Context
 	drop    context.CancelFunc

@@ -103,7 +103,7 @@ func (r *PermitRequest) ReadReply(from *wire.Reader) {
 	}
 }
 
-// Again prepares the request for another try.
+// Again renumbers the request for another try: the earlier message may still arrive.
 func (r *PermitRequest) Again() { r.Try, r.Answer = r.Try+1, permits.Answer{} }
 
 // permits returns the shard's permits of the queue; nil if it needs none.
@@ -208,7 +208,7 @@ func (t *Permits) Close(reason error) {
 }
 
 // Hear takes the request of a shard for the permits of a queue, which is answered by Mail.Reply. It
-// returns false if the request is outdated. REQUIRES: there are that many shards.
+// returns false if the request is outdated. REQUIRES: the shard exists.
 func (t *Permits) Hear(r *PermitRequest) bool {
 	q := t.claims.known(r.Queue)
 	if q == nil || q.allocator == nil {

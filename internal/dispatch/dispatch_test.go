@@ -359,7 +359,7 @@ func TestClose(t *testing.T) {
 // tickets in order. Its length is at most twice their number plus a constant.
 func TestWaitList(t *testing.T) {
 	r := testkit.Seeded(t)
-	var w WaitList
+	var w waitList
 	var model []*caller // wait, in order
 	for range 50_000 {
 		switch n := r.IntN(10); {

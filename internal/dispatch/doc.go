@@ -6,4 +6,7 @@
 // [Dispatcher] decides which claim gets it. One goroutine, the owner of the shard, uses a
 // Dispatcher; methods that others may call say so. No method waits: messages to other shards go
 // through a [Port], and the claims that are served are collected in Served.
+//
+// In a cluster, [ClaimLines] holds the claims that wait at other nodes, and [Permits] the limits of
+// queues over all nodes.
 package dispatch

@@ -3,7 +3,7 @@ package dispatch
 // A waiting claim has tickets in several lists, of several shards, and is served from one of them.
 // Its other tickets are stale then, and are removed in one of four ways: in the shard that serves
 // it, at once; if its caller gives up, by Leave; in other shards, by a sweep (CountStale, Sweep),
-// since these are busy or asleep and only count the tickets; and when a list grows (WaitList).
+// since these are busy or asleep and only count the tickets; and when a list grows (waitList).
 
 // Leave drops the tickets of a claim that does not wait any more.
 func (d *Dispatcher) Leave(c Departure) {

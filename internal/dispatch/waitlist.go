@@ -1,12 +1,12 @@
 package dispatch
 
-// WaitList is a list of tickets, first come, first served. Some of them may be stale. Its zero
+// waitList is a list of tickets, first come, first served. Some of them may be stale. Its zero
 // value is empty.
 //
 // Stale tickets are removed when they reach the head; when the list would grow, so that it never
 // has more than twice as many tickets as waiting claims, plus a constant; when half of the tickets
 // are known to be stale (noteStale); and by Sweep.
-type WaitList struct {
+type waitList struct {
 	tickets []Ticket
 	head    int
 	limit   int
@@ -16,23 +16,23 @@ type WaitList struct {
 const waitListMin = 64
 
 // Len returns the number of tickets, stale ones included.
-func (w *WaitList) Len() int { return len(w.tickets) - w.head }
+func (w *waitList) Len() int { return len(w.tickets) - w.head }
 
 // All returns the tickets in order. The slice is valid until the list changes.
-func (w *WaitList) All() []Ticket { return w.tickets[w.head:] }
+func (w *waitList) All() []Ticket { return w.tickets[w.head:] }
 
 // Push adds a ticket at the end.
-func (w *WaitList) Push(t Ticket) {
+func (w *waitList) Push(t Ticket) {
 	if len(w.tickets) >= max(w.limit, waitListMin) {
 		w.Sweep()
 	}
 	w.tickets = append(w.tickets, t)
 }
 
-func (w *WaitList) first() Ticket { return w.tickets[w.head] }
+func (w *waitList) first() Ticket { return w.tickets[w.head] }
 
 // Pop removes the first ticket. REQUIRES: Len() > 0.
-func (w *WaitList) Pop() Ticket {
+func (w *waitList) Pop() Ticket {
 	t := w.tickets[w.head]
 	w.tickets[w.head] = Ticket{}
 	w.head++
@@ -43,7 +43,7 @@ func (w *WaitList) Pop() Ticket {
 }
 
 // empty removes all tickets, and frees the memory if it is large.
-func (w *WaitList) empty() {
+func (w *waitList) empty() {
 	if w.tickets = w.tickets[:0]; cap(w.tickets) > waitListMin {
 		w.tickets = nil
 	}
@@ -51,7 +51,7 @@ func (w *WaitList) empty() {
 }
 
 // Sweep drops the stale tickets.
-func (w *WaitList) Sweep() {
+func (w *waitList) Sweep() {
 	good := w.tickets[:0]
 	for _, t := range w.All() {
 		if t.Good() {
@@ -67,14 +67,14 @@ func (w *WaitList) Sweep() {
 }
 
 // noteStale notes that a ticket of the list is stale.
-func (w *WaitList) noteStale() {
+func (w *waitList) noteStale() {
 	if w.stale++; 2*w.stale > w.Len() {
 		w.Sweep()
 	}
 }
 
 // AnyGood reports whether any claim waits. It drops the stale tickets at the head.
-func (w *WaitList) AnyGood() bool {
+func (w *waitList) AnyGood() bool {
 	for w.Len() > 0 && !w.first().Good() {
 		w.Pop()
 	}
@@ -82,7 +82,7 @@ func (w *WaitList) AnyGood() bool {
 }
 
 // Wants returns how many tasks the waiting claims want, at most most.
-func (w *WaitList) Wants(most int) (tasks int) {
+func (w *waitList) Wants(most int) (tasks int) {
 	for _, t := range w.All() {
 		if tasks >= most {
 			break
@@ -95,7 +95,7 @@ func (w *WaitList) Wants(most int) (tasks int) {
 }
 
 // Refuse empties the list, and settles its claims with a reason.
-func (w *WaitList) Refuse(reason error) {
+func (w *waitList) Refuse(reason error) {
 	for w.Len() > 0 {
 		w.Pop().Refuse(reason)
 	}
@@ -103,12 +103,12 @@ func (w *WaitList) Refuse(reason error) {
 
 // lines holds the claims that wait for a queue, or for a list of queues.
 type lines struct {
-	waiters WaitList
-	remote  WaitList // claims of other nodes: served when no claim of this node waits
+	waiters waitList
+	remote  waitList // claims of other nodes: served when no claim of this node waits
 }
 
 // line returns the list of a claim that waits; remote: it is of another node.
-func (l *lines) line(remote bool) *WaitList {
+func (l *lines) line(remote bool) *waitList {
 	if remote {
 		return &l.remote
 	}
@@ -120,7 +120,7 @@ func (l *lines) isAwaited(remote bool) bool {
 }
 
 // front returns the list that is served next.
-func (l *lines) front() *WaitList {
+func (l *lines) front() *waitList {
 	if l.waiters.Len() > 0 {
 		return &l.waiters
 	}

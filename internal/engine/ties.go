@@ -62,10 +62,10 @@ func newTies(r *round, ns *names, ml *mail, le *leases) ties {
 }
 
 // newIDCache returns the cache of a range by ID.
-func newIDCache[V any](r *round, prefix byte, form func(V, []byte) []byte, parse func([]byte) (V, error)) idCache[V] {
+func newIDCache[V any](r *round, prefix byte, encode func(V, []byte) []byte, parse func([]byte) (V, error)) idCache[V] {
 	return store.NewWriteBackCache(&r.Reads, r.config.Seed, store.Form[keys.ID, V]{
 		Prefix: prefix, Key: func(dst []byte, id keys.ID) []byte { return keys.AppendByID(dst, prefix, id) },
-		ParseKey: keys.ParseByID, Order: compareIDs, Append: form, Parse: parse,
+		ParseKey: keys.ParseByID, Order: compareIDs, Append: encode, Parse: parse,
 	})
 }
 

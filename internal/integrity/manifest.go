@@ -1,13 +1,14 @@
 package integrity
 
 import (
-	"codeq/internal/platform"
 	"encoding/binary"
 	"hash/crc32"
 	"math/bits"
 	"strings"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"codeq/internal/platform"
 )
 
 // checkManifests looks for flipped bits in the MANIFESTs of a store without a seal; Pebble stops

@@ -1,5 +1,6 @@
 // Package recurrence computes the next ticks of schedules: by a cron expression in a time zone, or
-// at an interval. Times are milliseconds since 1970.
+// at an interval. A [Table] holds the schedules of a shard, and says which one has its turn. Times
+// are milliseconds since 1970.
 package recurrence
 
 import (

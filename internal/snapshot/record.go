@@ -2,7 +2,6 @@ package snapshot
 
 import (
 	"bytes"
-	"codeq/internal/platform"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,6 +10,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
+
+	"codeq/internal/platform"
 )
 
 const (

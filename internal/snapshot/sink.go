@@ -1,9 +1,10 @@
 package snapshot
 
 import (
-	"codeq/internal/platform"
 	"errors"
 	"fmt"
+
+	"codeq/internal/platform"
 )
 
 // Sink receives one snapshot: a local one by Persist, or an installed one by writing the manifest

@@ -3,13 +3,14 @@ package store
 import (
 	"bytes"
 	"cmp"
-	"codeq/internal/base"
-	"codeq/internal/keys"
 	"fmt"
 	"math"
 	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/base"
+	"codeq/internal/keys"
 )
 
 // QueueNames returns the names of queues by number.

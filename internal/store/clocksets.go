@@ -28,9 +28,9 @@ func (c ClockSets) leadAt(i int, stamp uint64) uint64 {
 	return lead - min(lead, stamp-min(stamp, c[i].At))
 }
 
-// LeadNow returns the lead of the clock that stamps over the wall clock, at a time of the former
+// leadNow returns the lead of the clock that stamps over the wall clock, at a time of the former
 // after the last entry, ms.
-func (c ClockSets) LeadNow(stamp uint64) uint64 { return c.leadAt(len(c)-1, stamp) }
+func (c ClockSets) leadNow(stamp uint64) uint64 { return c.leadAt(len(c)-1, stamp) }
 
 // Latest returns a time that the clock that stamps has shown, ms.
 func (c ClockSets) Latest() uint64 {
@@ -53,7 +53,7 @@ func (c ClockSets) Made(stamp uint64) uint64 {
 // Invariant: of two stamps, the later one was made later.
 func (c ClockSets) lead(stamp uint64) (lead int64) {
 	if stamp > c[len(c)-1].At {
-		return int64(c.LeadNow(stamp))
+		return int64(c.leadNow(stamp))
 	}
 	gap, gaps := int64(0), int64(0)   // by how much it advanced while the shard was closed: since the stamp, and at all
 	ahead, back := int64(0), int64(0) // by how much it was set forward, or was perhaps set back while it was right

@@ -72,7 +72,7 @@ func (m *Minter) Tick(wall, now uint64) {
 // noteSet notes that the wall clock was set in the last ms, or while the shard was closed, if it
 // was.
 func (m *Minter) noteSet(before *Minter, wall, passed uint64, opened bool) {
-	lead := before.Sets.LeadNow(before.Time)
+	lead := before.Sets.leadNow(before.Time)
 	expected := before.Time + passed - lead // by the wall clock
 	slack := UsualLead + passed>>ClockDrift
 	if wall+slack >= expected && wall <= expected+slack {

@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cockroachdb/pebble/v2"
+
 	"codeq/internal/base"
 	"codeq/internal/keys"
-
-	"github.com/cockroachdb/pebble/v2"
 )
 
 // A session is the record that a shard has of the produces of a node in its latest incarnation. The

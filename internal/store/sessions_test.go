@@ -1,11 +1,12 @@
 package store
 
 import (
-	"codeq/internal/base"
-	"codeq/internal/keys"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/base"
+	"codeq/internal/keys"
 )
 
 // TestSessionTable: the table keeps the recent produces of a node as long as its caller may ask for

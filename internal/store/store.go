@@ -1,7 +1,9 @@
 // Package store is a Pebble store for a shard: it is opened at a level of durability, stops at its
 // first failure, cuts its tables at deep lanes, reclaims the space of dead records, and seals its
 // files when it is closed. Typed reads ([Snapshot], [Scan], [PlaceOf]) return the stored tasks,
-// lanes and leases; they take any reader of Pebble's, such as that of a copy.
+// lanes and leases; they take any reader of Pebble's, such as that of a copy. The rules read by
+// [Reads], write by [Writes], and hold parts of some ranges in memory ([WriteBackCache], [Waiting],
+// [Outbox]).
 package store
 
 import (
