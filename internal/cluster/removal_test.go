@@ -19,6 +19,7 @@ type trioLeaders struct {
 	checked func() // called when the first group has answered CheckMember
 	fails   int    // changes of this shard fail; -1: of all, when they forget the node
 	with    error
+	forgets func() // nil, or called then
 }
 
 func (l *trioLeaders) Change(_ context.Context, shard int, how Change, p Peer, former ...string) error {
@@ -43,6 +44,9 @@ func (l *trioLeaders) Applied(context.Context, int) (uint64, error) { return 0, 
 
 func (l *trioLeaders) Forget(_ context.Context, shard int, name string) error {
 	if l.fails < 0 && !strings.Contains(name, idSeparator) {
+		if l.forgets != nil {
+			l.forgets()
+		}
 		return l.with
 	}
 	return nil
@@ -67,6 +71,22 @@ func TestRemovalEndsHalfway(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestNodeRemovesItself: a node that has removed itself, and so has no leader any more, has not
+// failed.
+func TestNodeRemovesItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nodes, _ := openTrio(t, 1)
+		l := &trioLeaders{nodes: nodes, fails: -1, with: base.ErrNotLeader, forgets: func() {
+			nodes[2].Group(0).removed.Store(true)
+		}}
+		for _, n := range nodes {
+			n.c.Leaders = l
+		}
+		require.NoError(t, nodes[2].Remove(t.Context(), "c"))
+		closeAll(t, nodes)
+	})
 }
 
 // TestAdditionAmidRemoval: a node that another shard is adding while it is removed from the first
