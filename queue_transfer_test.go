@@ -3,6 +3,7 @@ package codeq_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
@@ -20,6 +22,7 @@ import (
 	"codeq/internal/keys"
 	"codeq/internal/offline"
 	"codeq/internal/record"
+	"codeq/internal/simtest"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -66,6 +69,48 @@ func TestTransferUnderWay(t *testing.T) {
 			require.Equal(t, endsOf(t, want, "q", 4), endsOf(t, image, "new", shards), "image %d", i)
 		}
 		require.Empty(t, unseen)
+	})
+}
+
+// TestTransferInterrupted: a process dies in an import, as soon as there is a queue. The export
+// lacks that a parent knows its child. Open derives it.
+func TestTransferInterrupted(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		disk, ctx := crashfs.New(), t.Context()
+		q, err := codeq.Open("queue", queuetest.OnDisk(disk, &codeq.Options{Shards: 1}))
+		require.NoError(t, err)
+		parent, err := q.Produce(ctx, codeq.Task{Queue: "parents"})
+		require.NoError(t, err)
+		_, err = q.Produce(ctx, codeq.Task{Queue: "children", After: []codeq.ID{parent}})
+		require.NoError(t, errors.Join(err, q.Close()))
+		simtest.AlterStore(t, disk, func(db *pebble.DB) {
+			key, _ := queuetest.First(t, db, keys.Dependent, nil)
+			require.NoError(t, db.Delete(key, nil))
+		})
+		var lines bytes.Buffer
+		_, err = offline.Export(ctx, disk, "queue", true, &lines, nil)
+		require.NoError(t, err)
+		var image *crashfs.Disk
+		written := false
+		_, err = offline.Import(ctx, &testkit.HookFS{FS: disk, Before: func(op, name string) error {
+			if written && image == nil {
+				image = disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100})
+			}
+			written = written || op == "rename" && disk.PathBase(name) == offline.ManifestName
+			return nil
+		}}, "new", &lines, offline.ImportConfig{})
+		require.NoError(t, err)
+
+		q, err = codeq.Open("new", queuetest.OnDisk(image, &codeq.Options{}))
+		require.NoError(t, err)
+		queuetest.Complete(t, q, queuetest.ClaimNow(t, q, "parents"))
+		ctx, cancel := context.WithTimeout(ctx, time.Hour)
+		defer cancel()
+		l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"children"}})
+		require.NoError(t, err)
+		queuetest.Complete(t, q, l)
+		require.NoError(t, q.Close())
 	})
 }
 

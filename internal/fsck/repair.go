@@ -206,6 +206,7 @@ func Derive(d *manifest.Directory, rules *Rules, from func(shard int) (*pebble.D
 			return fmt.Errorf("shard %d: %w", i, err)
 		}
 	}
+	d.Differ = true // the next Open makes them agree, if this process dies before agree does
 	if err := d.Write(); err != nil {
 		return err
 	}

@@ -86,8 +86,8 @@ type Manifest struct {
 	// Volatile is set while a node or standalone queue is open, or was not closed, and acknowledges
 	// before its data is on the disk.
 	Volatile *Volatile `json:"volatile,omitempty"`
-	// Differ is set while the shards of a standalone queue may have states of different times,
-	// until their data about each other is derived again.
+	// Differ is set while the shards of a standalone queue may have states of different times, or
+	// were written by a repair or an import, until their data about each other is derived again.
 	Differ bool `json:"differ,omitempty"`
 	// Options are those of the application's last Open; nil: there was none.
 	Options *Options `json:"options,omitempty"`

@@ -51,7 +51,7 @@ func (m *Manifest) doubt(copied bool, boot string, volatile *Volatile) {
 	}
 }
 
-// Agree durably records that the shards have states of one time.
+// Agree durably records that the shards agree with each other.
 func (d *Directory) Agree() error {
 	if !d.Differ {
 		return nil
