@@ -1,6 +1,7 @@
 package fsck
 
 import (
+	"errors"
 	"log/slog"
 	"maps"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
+	"codeq/internal/raftlog"
 	"codeq/internal/record"
 	"codeq/internal/store"
 )
@@ -364,4 +366,37 @@ func TestRebuildTies(t *testing.T) {
 	require.Len(t, r.Problems, 1)
 	require.True(t, r.Problems[0].Repaired)
 	require.Equal(t, f.entries, f.read(disk, "shard-000"))
+}
+
+// TestVerifyReplica: a node has one shard, and its replica contradicts itself. Verify finds that,
+// and repairs nothing.
+func TestVerifyReplica(t *testing.T) {
+	f := newFixture(t, "")
+	f.entries[string([]byte{keys.Meta})] = manifest.ReplicaIdentity(manifest.Format, 0, 1)
+	for _, sound := range []bool{true, false} {
+		if !sound {
+			delete(f.entries, string(keys.AppendDependent(nil, f.parent, f.child)))
+		}
+		disk := f.write(f.entries)
+		stored := f.read(disk, "shard-000")
+		d, err := manifest.Open(disk, "queue", manifest.Want{Shards: 1})
+		require.NoError(t, err)
+		d.Node = "node"
+		require.NoError(t, errors.Join(d.Write(), d.Close()))
+		log, err := raftlog.Open(disk.PathJoin("queue", manifest.RaftDir), raftlog.Options{FS: disk})
+		require.NoError(t, err)
+		require.NoError(t, log.Close())
+		for _, repair := range []bool{false, true} {
+			r, err := Verify(disk, "queue", testRules, repair, false)
+			require.NoError(t, err)
+			if sound {
+				require.Empty(t, r.Problems)
+				continue
+			}
+			require.Len(t, r.Problems, 1)
+			require.Contains(t, r.Problems[0].Text, "and 0 know it")
+			require.False(t, r.Problems[0].Repairable || r.Problems[0].Repaired)
+			require.Equal(t, stored, f.read(disk, "shard-000"))
+		}
+	}
 }

@@ -136,11 +136,14 @@ func (v *verifier) verify(repair bool) error {
 		}
 		v.report.Shards = append(v.report.Shards, r)
 	}
-	if v.Node != "" {
+	if v.Node != "" && v.Shards > 1 { // its replicas may have states of different times
 		return v.logs()
 	}
-	if err := v.agree(repair); err != nil {
+	if err := v.agree(repair && v.Node == ""); err != nil {
 		return err
+	}
+	if v.Node != "" {
+		return v.logs()
 	}
 	if repair && v.Format == manifest.Format {
 		return v.End()
@@ -186,7 +189,7 @@ func (v *verifier) agree(repair bool) error {
 		return err
 	}
 	for _, c := range found {
-		v.found(Problem{Shard: c.Shard, Text: c.Text, Repairable: true, Repaired: repair})
+		v.found(Problem{Shard: c.Shard, Text: c.Text, Repairable: v.Node == "", Repaired: repair})
 	}
 	if repair {
 		return v.Agree()
