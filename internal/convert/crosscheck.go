@@ -28,9 +28,10 @@ import (
 //
 // If a shard is of an earlier moment than another one, a task may wait for ever: its shard has lost
 // that a parent has ended, and the message is deleted. Or a parent may be counted twice: its shard
-// has lost that it has ended, and the task's shard has counted that.
+// has lost that it has ended, and the task's shard has counted that. A rebuilt shard may lack any
+// entry of these ranges, also about two tasks of its own.
 
-// Contradiction is one between what two shards have stored.
+// Contradiction is one between what two shards have stored, or one shard about its tasks.
 type Contradiction struct {
 	Shard int // that would be changed
 	Text  string

@@ -23,10 +23,10 @@ import (
 // settings in all shards: the first shard accepts only such as follow its own, and the others only
 // later ones than theirs.
 //
-// A power loss, or a lost majority, may have taken different last groups from the stores. If so,
-// all other entries about tasks of other shards are derived from the records: see Crosscheck. This
-// reads all tasks that wait for others. The log gets the losses that cannot be derived, and the
-// number of corrections.
+// A power loss, or a lost majority, may have taken different last groups from the stores, and a
+// rebuilt store lacks what could not be read. If so (differ), the entries about tasks that wait for
+// each other are derived from the records: see Crosscheck. This reads all tasks that wait. The log
+// gets the losses that cannot be derived, and the number of corrections.
 //
 // REQUIRES: the stores are not in use. Reconcile can be repeated. Its changes are durable when it
 // returns.
@@ -53,7 +53,7 @@ func Reconcile(stores []*store.Store, differ bool, log *slog.Logger) error {
 		log.Warn("a shard lacks what others have sent to it", "shard", m.Shard, "what", m.Text)
 	}
 	if c.corrected > 0 {
-		log.Warn("shards were of different moments; entries about each other were corrected", "entries", c.corrected)
+		log.Warn("shards did not agree; entries about tasks that wait for each other were corrected", "entries", c.corrected)
 	}
 	return err
 }
