@@ -61,6 +61,23 @@ func (l *Line) part() int {
 	return 5
 }
 
+// about says in an error which line it is, of those with names.
+func (l *Line) about() string {
+	switch {
+	case l.Settings != nil:
+		return fmt.Sprintf("settings of queue %q", l.Settings.Queue)
+	case l.Schedule != nil:
+		return fmt.Sprintf("schedule %q", l.Schedule.Name)
+	case l.Totals != nil:
+		return fmt.Sprintf("totals of queue %q", l.Totals.Queue)
+	case l.Task != nil:
+		return "task " + l.Task.ID.String()
+	case l.Wake != nil:
+		return fmt.Sprintf("a wakeup in queue %q", l.Wake.Queue)
+	}
+	return "a message between shards"
+}
+
 // headerLine is the first line.
 type headerLine struct {
 	Codeq   string // magic
@@ -263,7 +280,7 @@ func (w *writer) write(l *Line) error {
 		return err
 	}
 	if b := w.buf.Bytes(); bytes.Contains(b, replaced) && bytes.Contains(bytes.ReplaceAll(b, backslash, nil), replaced) {
-		return errors.New("a name, key or header is not UTF-8, as new ones are: verify lists such tasks")
+		return fmt.Errorf("%s: a name, key or header is not UTF-8, as new ones are", l.about())
 	}
 	w.end.count(l)
 	_, _ = w.sum.Write(w.buf.Bytes()) // never fails

@@ -230,7 +230,7 @@ func FuzzStrings(f *testing.F) {
 			return &Line{Task: task}
 		}
 		if !utf8.ValidString(queue + "\x00" + header + "\x00" + value) {
-			require.ErrorContains(t, newWriter(io.Discard).write(made()), "not UTF-8")
+			require.ErrorContains(t, newWriter(io.Discard).write(made()), "task "+made().Task.ID.String()+": a name, key or header is not UTF-8")
 			return
 		}
 		require.Equal(t, made(), carried(t, made()))
