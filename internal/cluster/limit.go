@@ -120,7 +120,7 @@ func (g *Group) Late(err error, reads bool) error {
 	if reads {
 		err = fmt.Errorf("%w: %w", base.ErrNotLeader, base.ErrLate)
 	}
-	if addr, id := g.raft.LeaderWithID(); addr != "" && id != g.node.self.ServerID() {
+	if addr, id := g.leaderNow(); addr != "" && id != g.node.self.ServerID() {
 		return fmt.Errorf("%w: shard %d: node %q leads, and has not answered for %v", err, g.index, peerOf(raft.Server{ID: id}).Node, g.node.c.CallTimeout)
 	}
 	return fmt.Errorf("%w: shard %d: %s", err, g.index, g.hindrance())

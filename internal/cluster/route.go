@@ -102,15 +102,13 @@ func (g *Group) calleeOf(id raft.ServerID, addr raft.ServerAddress) (*callee, er
 func (g *Group) WhileLed(parent context.Context) (context.Context, context.CancelFunc) {
 	change := g.Changed()
 	ctx, cancel := context.WithCancel(parent)
-	g.node.background.Go(func() {
-		g.node.contain("watch of a leader", func() {
-			select {
-			case <-change:
-				cancel()
-			case <-ctx.Done():
-			}
-		}, func(error) { cancel() })
-	})
+	g.node.run("watch of a leader", func() {
+		select {
+		case <-change:
+			cancel()
+		case <-ctx.Done():
+		}
+	}, func(error) { cancel() })
 	return ctx, cancel
 }
 

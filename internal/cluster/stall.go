@@ -25,7 +25,7 @@ import (
 // The parts of Config.Disk, which WatchDisk makes: those of the shards follow by their numbers.
 const (
 	LogPart    = 0 // the log of Raft, the votes and the manifest
-	CopyPart   = 1 // checkpoints being made; no term is forfeited for it
+	copyPart   = 1 // checkpoints being made; no term is forfeited for it
 	FirstShard = 2
 )
 
@@ -46,7 +46,7 @@ func WatchDisk(d *manifest.Directory, after time.Duration, log *slog.Logger) *fa
 		p := w.Part(FirstShard + i)
 		dirs[manifest.ShardDir(d.FS, d.Path, i)], dirs[manifest.MetaDir(d.FS, d.Path, i)] = p, p
 	}
-	d.FS = w.FS(d.FS, dirs, w.Part(CopyPart))
+	d.FS = w.FS(d.FS, dirs, w.Part(copyPart))
 	return w
 }
 

@@ -1,11 +1,13 @@
 package cluster
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/base"
 	"codeq/internal/manifest"
 	"codeq/internal/raftlog"
 )
@@ -54,6 +56,7 @@ func TestLeaderOfTermBeingStored(t *testing.T) {
 		require.Less(t, g.raft.CurrentTerm(), term)
 		require.Zero(t, g.stalledFor())
 		require.NotNil(t, g.termOwner.of(leader.ServerID()))
+		require.ErrorContains(t, g.Late(base.ErrLate, false), fmt.Sprintf("node %q leads", leader.Node))
 		return func() {
 			votes.goOn <- struct{}{}
 			require.NoError(t, (<-answer).Error)
