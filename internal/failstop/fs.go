@@ -107,7 +107,7 @@ func (fs *latchFS) Open(name string, opts ...vfs.OpenOption) (f vfs.File, err er
 		}
 		return nil, err
 	}
-	return CheckTable(&readFile{f, fs.latch}, name)
+	return checkTable(&readFile{f, fs.latch}, name)
 }
 
 // Lock keeps the lock, so that the latch can release it if the store cannot be closed.

@@ -22,10 +22,10 @@ const oldestTable = pebble.FormatColumnarBlocks
 // formatBytes is the length of the format at the end of a footer: a version and a magic.
 const formatBytes = 4 + 8
 
-// CheckTable checks the format of a table opened for reading, and returns other files unchanged. If
+// checkTable checks the format of a table opened for reading, and returns other files unchanged. If
 // the format is unknown, or older than oldestTable, it closes the file, and the error matches
 // pebble.ErrCorruption, so that Pebble also treats it as damage.
-func CheckTable(f vfs.File, name string) (vfs.File, error) {
+func checkTable(f vfs.File, name string) (vfs.File, error) {
 	if !integrity.IsTable(name) {
 		return f, nil
 	}
@@ -54,7 +54,7 @@ func checkFormat(f vfs.File) error {
 	return nil
 }
 
-// Tables returns a file system that checks tables (CheckTable) when it opens them.
+// Tables returns a file system that checks tables (checkTable) when it opens them.
 func Tables(fs vfs.FS) vfs.FS { return tableFS{fs} }
 
 type tableFS struct{ vfs.FS }
@@ -67,5 +67,5 @@ func (fs tableFS) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return CheckTable(f, name)
+	return checkTable(f, name)
 }

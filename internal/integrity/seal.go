@@ -1,6 +1,6 @@
 // Package integrity finds damage in the files of a store that would otherwise be misread: Pebble
 // takes a flipped bit in its newest log, or in its MANIFEST, for the end of that file, and loses
-// the rest; one in the footer of a table may hide its keys (CheckTable).
+// the rest; one in the footer of a table may hide its keys, and is checked by package failstop.
 //
 // A store that is closed in order is sealed: a small file describes the others. Before the store is
 // opened for writing the seal is checked and removed, so that a crash never leaves one. Without a

@@ -1,7 +1,7 @@
 // Package platform holds the code that differs between operating systems: a file system of private
 // files, locks of files and directories, the identity of a file, of a boot of the machine, and the
 // memory of the C library. Beside it only package localsocket asks for the system: which user is at
-// the other end of a socket.
+// the other end of a socket. It also reads, writes and syncs files of any file system.
 package platform
 
 import (
