@@ -19,12 +19,13 @@ import (
 // after an [Open] or a change of its leader, the error matches ErrLeaseLost alone. Tasks that wait
 // for a canceled one are canceled too. A dead letter can be canceled as well.
 //
-// The idempotency key is free at once. [Settings.Concurrency], [Settings.ConcurrencyPerKey] and the
-// turn of a [Task.Group] go to the next task when the handler has returned, or when its lease,
-// which is no longer renewed, would have ended ([RunOptions.LeaseFor]): so no other begins beside
-// it. They do not wait longer than until the next [Open] or change of the shard's leader, and not
-// at all for leases of [Queue.Claim]. The same holds for a task that Run gives back at its end, and
-// one that any verb ends by its [Lease.Receipt] while its handler goes on ([QueueInfo.Held]).
+// The idempotency key is free at once, or when [Unique.For] is over. [Settings.Concurrency],
+// [Settings.ConcurrencyPerKey] and the turn of a [Task.Group] go to the next task when the handler
+// has returned, or when its lease, which is no longer renewed, would have ended
+// ([RunOptions.LeaseFor]): so no other begins beside it. They do not wait longer than until the
+// next [Open] or change of the shard's leader, and not at all for leases of [Queue.Claim]. The same
+// holds for a task that Run gives back at its end, and one that any verb ends by its
+// [Lease.Receipt] while its handler goes on ([QueueInfo.Held]).
 //
 // Cancel returns [ErrNotFound] if the task does not exist, or is no longer kept, and
 // [ErrNotWaiting] if it is completed or canceled already.

@@ -231,7 +231,7 @@ func (o *Options) withDefaults() (*Options, error) {
 	case c.Cluster != nil:
 		return nil, &InvalidError{"Options.Tool", "with Options.Cluster", "a standalone queue"}
 	case c.deciding() != (manifest.Options{Durability: DurabilityDefault.String()}):
-		return nil, &InvalidError{"Options.Tool", "with an option that decides about tasks", "those of the application, which are stored"}
+		return nil, &InvalidError{"Options.Tool", "with Durability, LeaseFor, MaxAttempts, Backoff, Retention, Limits or MinFreeBytes", "those of the application, which are stored"}
 	}
 	c.MustExist = c.MustExist || c.Tool
 	if c.Durability == DurabilityDefault {

@@ -17,7 +17,7 @@ func Of(v *keys.ScheduleValue) (Sequence, error) {
 	}
 	loc, err := Zone(v.TimeZone)
 	if err != nil {
-		return nil, base.NewInvalid("Schedule.TimeZone", v.TimeZone, "an IANA name that this machine knows, such as Europe/Berlin; package time/tzdata has all")
+		return nil, base.NewInvalid("Schedule.TimeZone", base.Shortly(v.TimeZone), "an IANA name that this machine knows, such as Europe/Berlin; package time/tzdata has all")
 	}
 	times, err := ParseCron(v.Cron, loc)
 	if err != nil {
