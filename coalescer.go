@@ -155,46 +155,22 @@ func (s *shard) note() {
 
 // keepUpAll does all upkeep that is due.
 func (s *shard) keepUpAll() {
-	own := s.ownUpkeepsDue()
+	own := s.permits.UpkeepsDue()
 	for _, done := range s.rules.KeepUp(s.upkeep.At, own) {
 		s.upkeep.End(uint8(upkeepKindOf[done.UpkeepKind]), owner.UpkeepMark{At: done.At, Records: done.Records, Bytes: done.Bytes})
 	}
-	for i := range ownUpkeeps {
-		u := &ownUpkeeps[i]
+	for i := range dispatch.Upkeeps {
+		u := &dispatch.Upkeeps[i]
 		if s.rules.Broken != nil {
 			return
 		}
-		if s.ownIsDue(u) {
+		if u.IsDue(s.permits) {
 			s.rules.BeginShare(max(own, 1), s.upkeep.At)
-			u.do(s)
-			s.endUpkeep(u.kind)
+			u.Do(s.permits)
+			s.endUpkeep([...]UpkeepKind{dispatch.OpensGates: UpkeepGates, dispatch.Tidies: UpkeepTidy}[u.Kind])
 			own--
 		}
 	}
-}
-
-// ownUpkeep is upkeep of the owner, in addition to that of the engine.
-type ownUpkeep struct {
-	kind UpkeepKind
-	room engine.Room       // the lowest level of free space at which it still runs
-	due  func(*shard) bool // reads no clock and no disk: it is called before each group
-	do   func(*shard)      // checks the budget before each unit of work; the rest is due again
-}
-
-var ownUpkeeps = [...]ownUpkeep{
-	{
-		UpkeepGates, engine.RoomLow,
-		func(s *shard) bool { return s.claims.NextOpening() <= s.rules.Now },
-		func(s *shard) { s.permits.OpenGates() },
-	}, {
-		UpkeepTidy, engine.RoomEmpty,
-		func(s *shard) bool { return s.claims.IsSweeping() },
-		func(s *shard) { s.claims.SweepOn() },
-	}, {
-		UpkeepTidy, engine.RoomEmpty,
-		func(s *shard) bool { return s.claims.NextDrop() <= s.rules.Uptime },
-		func(s *shard) { s.claims.DropSetsOn() },
-	},
 }
 
 // upkeepKindOf maps the kinds of the engine's upkeep to those of the owner.
@@ -203,18 +179,6 @@ var upkeepKindOf = [...]UpkeepKind{
 	engine.UpkeepFreeKeys: UpkeepFreeKeys, engine.UpkeepForget: UpkeepForget, engine.UpkeepWake: UpkeepWake,
 	engine.UpkeepTell: UpkeepTell, engine.UpkeepRecheck: UpkeepRecheck, engine.UpkeepSend: UpkeepSend,
 	engine.UpkeepReap: UpkeepReap, engine.UpkeepTicks: UpkeepTicks, engine.UpkeepTidy: UpkeepTidy,
-}
-
-func (s *shard) ownIsDue(u *ownUpkeep) bool { return s.rules.HasRoom(u.room) && u.due(s) }
-
-// ownUpkeepsDue returns how many kinds of its own upkeep the owner has to do.
-func (s *shard) ownUpkeepsDue() (n int) {
-	for i := range ownUpkeeps {
-		if s.ownIsDue(&ownUpkeeps[i]) {
-			n++
-		}
-	}
-	return n
 }
 
 // decideAll decides callers' operations: first the deferred, then the new ones, each with a time

@@ -197,7 +197,7 @@ func (s *shard) due() bool {
 	if s.holdsBack() && s.space.Recheck <= s.rules.Uptime {
 		return true
 	}
-	return s.rules.HasWork() || s.ownUpkeepsDue() > 0
+	return s.rules.HasWork() || s.permits.UpkeepsDue() > 0
 }
 
 // wallCheck bounds the sleep towards a time of the wall clock, which may be set meanwhile.

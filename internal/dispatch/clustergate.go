@@ -157,8 +157,8 @@ func (t *Permits) markDirty(q *Queue) {
 	}
 }
 
-// OpenGates opens the queues that have a new token of their rate.
-func (t *Permits) OpenGates() {
+// openGates opens the queues that have a new token of their rate.
+func (t *Permits) openGates() {
 	for q := t.claims.opening(); q != nil; q = t.claims.opening() {
 		if q.allocator != nil {
 			q.allocator.allot()

@@ -94,13 +94,13 @@ func TestLargeSetsGoInPieces(t *testing.T) {
 	d.DropSet(list)
 	require.Equal(t, Usage{DroppedSets: 1}, d.Usage())
 	d.beginUnit()
-	d.DropSetsOn()
+	d.dropSetsOn()
 	left := d.sets.dropped[0].queues.Len()
 	require.Less(t, left, len(names))
 	require.GreaterOrEqual(t, left, len(names)-128)
 	for d.NextDrop() == 0 {
 		d.rules.BeginBudget(engine.UpkeepBudget, time.Hour)
-		d.DropSetsOn()
+		d.dropSetsOn()
 	}
 	for len(d.rules.Names.Queues) > 0 {
 		before := len(d.rules.Names.Queues)
@@ -166,7 +166,7 @@ func TestUnusedSetsGo(t *testing.T) {
 		require.LessOrEqual(t, d.NextDrop(), uptime)
 		for d.NextDrop() <= uptime {
 			d.rules.BeginBudget(engine.UpkeepBudget, time.Hour)
-			d.DropSetsOn()
+			d.dropSetsOn()
 		}
 	}
 	d.rules.Update(engine.Start{Instant: engine.Instant{Uptime: setIdle / 2}})
@@ -323,9 +323,9 @@ func TestStaleTicketsAreSwept(t *testing.T) {
 	}
 	require.Equal(t, 1, port.swept)
 	d.Sweep()
-	for d.IsSweeping() {
+	for d.sweep.on {
 		d.beginUnit()
-		d.SweepOn()
+		d.sweepOn()
 	}
 	require.Equal(t, Usage{Tickets: 2, Queues: 2}, d.Usage())
 	d.forget()
@@ -606,7 +606,7 @@ func TestHeadsOfListsGo(t *testing.T) {
 						d.DropSet(list)
 						for d.NextDrop() == 0 {
 							d.beginUnit()
-							d.DropSetsOn()
+							d.dropSetsOn()
 						}
 						if shard == 0 { // the last one
 							requireEmptyBoard(t, board)

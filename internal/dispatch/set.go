@@ -176,7 +176,7 @@ func (d *Dispatcher) DropSet(list *List) {
 	}
 }
 
-// drop drops a set without waiting claims. DropSetsOn removes it from its queues.
+// drop drops a set without waiting claims. dropSetsOn removes it from its queues.
 func (t *setTable) drop(s *set) {
 	delete(t.byDigest, s.list.Digest)
 	t.looks.Remove(s)
@@ -185,7 +185,7 @@ func (t *setTable) drop(s *set) {
 	t.droppedNames += s.queues.Len()
 }
 
-// NextDrop returns when DropSetsOn has something to do, by uptime; engine.Never: never.
+// NextDrop returns when dropSetsOn has something to do, by uptime; engine.Never: never.
 func (d *Dispatcher) NextDrop() uint64 {
 	if len(d.sets.dropped) > 0 {
 		return 0
@@ -193,9 +193,9 @@ func (d *Dispatcher) NextDrop() uint64 {
 	return d.sets.looks.Next()
 }
 
-// DropSetsOn drops sets that no claim has used for long, and removes dropped sets from the entries
+// dropSetsOn drops sets that no claim has used for long, and removes dropped sets from the entries
 // of their queues, until the budget of the rules is spent.
-func (d *Dispatcher) DropSetsOn() {
+func (d *Dispatcher) dropSetsOn() {
 	t := &d.sets
 	for now := d.rules.Uptime; t.looks.Next() <= now && !d.rules.Spent(); {
 		switch s := t.looks.Pop(); {

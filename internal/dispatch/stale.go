@@ -65,11 +65,8 @@ type sweep struct {
 // Sweep begins to drop the stale tickets of all lists.
 func (d *Dispatcher) Sweep() { d.sweep = sweep{on: true, left: d.listed.Len()} }
 
-// IsSweeping reports whether SweepOn has something to do.
-func (d *Dispatcher) IsSweeping() bool { return d.sweep.on }
-
-// SweepOn continues the sweep, until the budget of the rules is spent.
-func (d *Dispatcher) SweepOn() {
+// sweepOn continues the sweep, until the budget of the rules is spent.
+func (d *Dispatcher) sweepOn() {
 	w := &d.sweep
 	w.left = min(w.left, d.listed.Len())
 	for w.left > 0 && !d.rules.Spent() {
