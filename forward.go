@@ -41,91 +41,37 @@ func parse(message []byte, read func(*wire.Reader)) error {
 
 // A verb may be called on any node: the operation that it makes is resolved by the shard's owner if
 // this node leads the shard, and is otherwise sent to the node that does, and resolved by the owner
-// there. A shard that is between two leaders is waited for. An operation that was certainly not
-// applied is tried again; one that may have been applied is tried again only if it is repeatable.
-
-// forwarding is an operation on its way to the leader of its shard, in one try or more.
-type forwarding struct {
-	node    *node
-	replica *replica // of the shard
-	op      request
-	limit   *base.Limit // nil: the operation waits on purpose
-	doubt   error       // of an earlier try, which may have been applied; nil: none may
-	last    error       // of the try before; nil: this is the first
-}
+// there. A shard that is between two leaders is waited for (cluster.Tries).
 
 // do makes a shard resolve an operation, on whichever node leads it.
 func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err error) {
-	f := forwarding{node: n, replica: n.queue.replicas[shard], op: op}
-	if w, ok := op.(roomWaiter); !op.verb().is(waitsRoom|waits) && !(ok && w.WaitsForRoom()) {
-		f.limit = f.replica.group.Limit(ctx)
-		defer f.limit.Free()
+	r, verb := n.queue.replicas[shard], op.verb()
+	var limit *base.Limit // nil: the operation waits on purpose
+	if w, ok := op.(roomWaiter); !verb.is(waitsRoom|waits) && !(ok && w.WaitsForRoom()) {
+		limit = r.group.Limit(ctx)
+		defer limit.Free()
 	}
-	patience := n.PatienceOf(f.limit, f.reads())
+	reads := verb.is(readsOnly)
+	tries := cluster.Tries{Group: r.group, Reads: reads, EndsLease: verb.is(endsLease), Patience: n.PatienceOf(limit, reads)}
 	for {
-		change := f.replica.group.Changed()
-		settled, err := f.try(ctx)
+		change := r.group.Changed()
+		if s := r.lead.Load(); s != nil {
+			settled, err = s.do(ctx, op, op.base(), limit)
+		} else {
+			settled, err = true, n.forward(ctx, r, op, limit)
+		}
 		switch {
 		case !settled:
-			return false, f.replica.group.Late(err, f.reads())
+			return false, r.group.Late(err, reads)
 		case err == nil:
 			return true, nil
 		}
-		removed := cluster.IsRemoval(err)
-		err = f.weigh(ctx, err)
-		if !f.repeats(err) || removed || ctx.Err() != nil || n.ctx.Err() != nil || !patience.Wait(ctx, change) {
-			return true, f.explain(ctx, err)
+		again, err := tries.Failed(ctx, err, verb.repeatable(op), change)
+		if !again {
+			return true, err
 		}
-		f.last = err
 		tryAgain(op)
 	}
-}
-
-func (f *forwarding) reads() bool { return f.op.verb().is(readsOnly) }
-
-// try gives the operation to the leader, here or elsewhere.
-func (f *forwarding) try(ctx context.Context) (settled bool, err error) {
-	if s := f.replica.lead.Load(); s != nil {
-		return s.do(ctx, f.op, f.op.base(), f.limit)
-	}
-	return true, f.node.forward(ctx, f.replica, f.op, f.limit)
-}
-
-// weigh returns the meaning of the error of a try, together with the tries before.
-func (f *forwarding) weigh(ctx context.Context, err error) error {
-	switch {
-	case errors.Is(err, ErrUncertain) && f.reads() && f.node.ctx.Err() != nil:
-		return ErrClosed
-	case errors.Is(err, ErrUncertain):
-		f.doubt = err
-	case f.doubt == nil:
-	case !cluster.WasResolved(err) || ctx.Err() != nil && errors.Is(err, ctx.Err()):
-		return f.doubt // this try was not applied, which says nothing of the one before
-	case errors.Is(err, ErrLeaseLost) && f.op.verb().is(endsLease):
-		return f.doubt // by the one before, perhaps
-	}
-	return err
-}
-
-// repeats reports whether the operation may be tried again after an error.
-func (f *forwarding) repeats(err error) bool {
-	return errors.Is(err, ErrNotLeader) || errors.Is(err, ErrUncertain) && f.op.verb().repeatable(f.op)
-}
-
-// explain returns the error for the caller, after the last try.
-func (f *forwarding) explain(ctx context.Context, err error) error {
-	repeats, ended := f.repeats(err), ctx.Err()
-	err = f.replica.group.Late(err, f.reads())
-	switch {
-	case f.last != nil && errors.Is(err, base.ErrLate) && errors.Is(err, ErrNotLeader):
-		return f.last
-	case ended == nil:
-	case repeats && !errors.Is(err, ended):
-		return fmt.Errorf("%w: %w", err, base.EndOf(ctx))
-	case f.last != nil && errors.Is(err, ended) && !errors.Is(err, ErrUncertain):
-		return fmt.Errorf("%w: %w", f.last, err)
-	}
-	return err
 }
 
 // forward sends an operation to the node that leads a shard.

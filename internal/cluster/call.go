@@ -179,9 +179,9 @@ func (n *Node) Insist(ctx context.Context, call func() error) error {
 	}
 }
 
-// WasResolved reports whether err, if it is not uncertain, is the decision of an owner. A refusal
+// wasResolved reports whether err, if it is not uncertain, is the decision of an owner. A refusal
 // for lack of room is no decision.
-func WasResolved(err error) bool {
+func wasResolved(err error) bool {
 	return !errors.Is(err, base.ErrNotLeader) && !errors.Is(err, base.ErrClosed) && !errors.Is(err, base.ErrFailed) &&
 		!errors.Is(err, base.ErrNotMember) && !errors.Is(err, base.ErrDiskFull)
 }

@@ -1,0 +1,67 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"codeq/internal/base"
+)
+
+// Tries are the tries of a call on its way to the leader of its shard, and the meaning of their
+// errors.
+type Tries struct {
+	Group     *Group
+	Reads     bool // the call changes nothing
+	EndsLease bool // the first try that is applied ends the lease, and later ones find it lost
+	Patience  base.Patience
+
+	doubt error // of an earlier try, which may have been applied; nil: none may
+	last  error // of the try before; nil: this is the first
+}
+
+// Failed returns, after an error, when the call is to be tried again; otherwise the error for the
+// caller. A change of the group may make another try worthwhile. A call that may have been applied
+// is tried again only if it is repeatable.
+func (t *Tries) Failed(ctx context.Context, err error, repeatable bool, change <-chan struct{}) (again bool, _ error) {
+	removed := IsRemoval(err)
+	err = t.weigh(ctx, err)
+	repeats := errors.Is(err, base.ErrNotLeader) || errors.Is(err, base.ErrUncertain) && repeatable
+	if !repeats || removed || ctx.Err() != nil || t.Group.node.ctx.Err() != nil || !t.Patience.Wait(ctx, change) {
+		return false, t.explain(ctx, err, repeats)
+	}
+	t.last = err
+	return true, nil
+}
+
+// weigh returns the meaning of the error of a try, together with the tries before.
+func (t *Tries) weigh(ctx context.Context, err error) error {
+	switch {
+	case errors.Is(err, base.ErrUncertain) && t.Reads && t.Group.node.ctx.Err() != nil:
+		return base.ErrClosed
+	case errors.Is(err, base.ErrUncertain):
+		t.doubt = err
+	case t.doubt == nil:
+	case !wasResolved(err) || ctx.Err() != nil && errors.Is(err, ctx.Err()):
+		return t.doubt // this try was not applied, which says nothing of the one before
+	case errors.Is(err, base.ErrLeaseLost) && t.EndsLease:
+		return t.doubt // by the one before, perhaps
+	}
+	return err
+}
+
+// explain returns the error for the caller, after the last try.
+func (t *Tries) explain(ctx context.Context, err error, repeats bool) error {
+	ended := ctx.Err()
+	err = t.Group.Late(err, t.Reads)
+	switch {
+	case t.last != nil && errors.Is(err, base.ErrLate) && errors.Is(err, base.ErrNotLeader):
+		return t.last
+	case ended == nil:
+	case repeats && !errors.Is(err, ended):
+		return fmt.Errorf("%w: %w", err, base.EndOf(ctx))
+	case t.last != nil && errors.Is(err, ended) && !errors.Is(err, base.ErrUncertain):
+		return fmt.Errorf("%w: %w", t.last, err)
+	}
+	return err
+}
