@@ -118,7 +118,7 @@ func (q *Queue) checkpoint(ctx context.Context, dir string, isCopy bool) (err er
 	// Memory is flushed while the shards are running, so that little is left to be copied while
 	// they stand still.
 	err = q.eachReplica(func(r *replica) error {
-		return r.use(func(st *store.Store) error { return st.Flush(ctx) })
+		return r.slot.Use(func(st *store.Store) error { return st.Flush(ctx) })
 	})
 	if err != nil {
 		return err
@@ -191,7 +191,7 @@ func (q *Queue) tryCut(ctx context.Context, c *convert.Copy) error {
 		if err := r.reach(b.applied[r.index]); err != nil {
 			return err
 		}
-		return r.use(func(st *store.Store) error {
+		return r.slot.Use(func(st *store.Store) error {
 			return st.CheckpointUnsynced(c.Path, c.ShardDir(r.index))
 		})
 	})

@@ -419,13 +419,14 @@ func (op *claimOp) hasVisited(s *shard) bool {
 func (op *claimOp) leave() {
 	left := op.Departure()
 	for _, s := range op.shards {
-		_ = s.inbox.Pass(&leaveOp{Departure: left}) // a shard that is closing has no tickets
+		notify(s.inbox, &internal, func(s *shard) { s.claims.Leave(left) })
 	}
 }
 
 func (op *claimOp) abandon(s *shard) {
 	if op.Take() {
-		_ = s.inbox.Pass(&leaveOp{Departure: op.Departure()}) // a shard that is closing has no tickets
+		left := op.Departure()
+		notify(s.inbox, &internal, func(s *shard) { s.claims.Leave(left) })
 	}
 }
 
@@ -441,34 +442,14 @@ func (op *claimOp) Read(r *wire.Reader) {
 	}
 }
 
-// Messages of owners, callers and other nodes to an owner about claims that wait in its shard.
-type (
-	leaveOp struct { // the claim does not wait any more
-		notice
-		dispatch.Departure
-	}
-	sweepOp struct{ notice } // many tickets are invalid
-	serveOp struct {         // more tasks of the queue can be leased than before
-		parkedNotice
-		queue string
-	}
-	dropSetOp struct { // the Run that made the list has ended
-		notice
-		list *dispatch.List
-	}
-)
-
-func (op *leaveOp) resolve(s *shard)   { s.claims.Leave(op.Departure) }
-func (op *sweepOp) resolve(s *shard)   { s.claims.Sweep() }
-func (op *serveOp) resolve(s *shard)   { s.claims.OpenNamed(op.queue) }
-func (op *dropSetOp) resolve(s *shard) { s.claims.DropSet(op.list) }
-
-// ownerPort sends messages to the owner of a shard; errors do not matter, since a shard that is
-// closing serves no claim.
+// ownerPort tells the owner of a shard about claims that wait in it.
 type ownerPort struct{ inbox *owner.Inbox[operation] }
 
-func (p ownerPort) Open(queue string) { _ = p.inbox.Pass(&serveOp{queue: queue}) }
-func (p ownerPort) Sweep()            { _ = p.inbox.Pass(&sweepOp{}) }
+func (p ownerPort) Open(queue string) {
+	notify(p.inbox, &internalParks, func(s *shard) { s.claims.OpenNamed(queue) })
+}
+
+func (p ownerPort) Sweep() { notify(p.inbox, &internal, func(s *shard) { s.claims.Sweep() }) }
 
 func (op *claimOp) refuse(reason error) {
 	if op.table != nil && !op.NoWait && errors.Is(reason, ErrNotLeader) { // it goes on waiting on another node

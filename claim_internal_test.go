@@ -17,7 +17,6 @@ import (
 	"codeq/internal/keys"
 	"codeq/internal/permits"
 	"codeq/internal/record"
-	"codeq/internal/testkit"
 )
 
 // ownCluster runs a test on one node that leads two shards.
@@ -42,7 +41,7 @@ func TestClaimOutlivesTheShardItBeginsAt(t *testing.T) {
 		const claims = 10
 		s := q.shard(0)
 		goOn := standStill(s)
-		require.NoError(t, s.inbox.Pass(&crashOp{cause: testkit.Injected("of the test")}))
+		require.NoError(t, s.inbox.Pass(crashNotice()))
 		served := make(chan error, claims)
 		for range claims { // some begin at this shard
 			go func() {
@@ -214,14 +213,15 @@ func TestPermitsAnswerAfterAsk(t *testing.T) {
 		}()
 		time.Sleep(10 * time.Millisecond)
 		s := q.shard(1)
-		var late permitsAnswer
+		var late func(s *shard)
 		var value []byte
 		require.NoError(t, s.probe(func(s *shard) error {
 			p := gateIn(s)
 			require.True(t, p.IsBusy())
 			op := new(permitsOp)
+			op.Granted = 1
 			op.Request = permits.Request{Report: permits.Report{Epoch: s.epoch, Seq: s.permits.Reports()}, Want: 1}
-			late = permitsAnswer{gate: p, op: op}
+			late = func(*shard) { p.Answered(&op.Request, op.Answer, nil) }
 			value = s.rules.Names.Queues["a"].Value
 			return nil
 		}))
@@ -231,8 +231,7 @@ func TestPermitsAnswerAfterAsk(t *testing.T) {
 		require.Zero(t, ask.Held)
 		taken := 0
 		require.NoError(t, s.probe(func(s *shard) error {
-			late.op.Granted = 1
-			late.resolve(s)
+			late(s)
 			taken = gateIn(s).Unused()
 			return nil
 		}))

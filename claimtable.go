@@ -132,36 +132,29 @@ func (t *claimTable) add(op *claimOp) {
 	}
 	for _, s := range led {
 		if !op.hasVisited(s) {
-			_ = s.inbox.Pass(&joinOp{ticket: op.Ticket(), queues: queues, list: list}) // or else it waits elsewhere
+			s.admit(op.Ticket(), queues, list)
 		}
 	}
 }
 
 // joined adds all waiting claims to a shard that this node has begun to lead.
 func (t *claimTable) joined(s *shard) {
-	t.Each(func(ticket dispatch.Ticket, queues []string, list *dispatch.List) {
-		_ = s.inbox.Pass(&joinOp{ticket: ticket, queues: queues, list: list}) // or else it waits elsewhere
-	})
+	t.Each(s.admit)
 }
 
-// joinOp makes a claim that waits elsewhere wait in a shard, too. If it is refused, the claim still
-// waits elsewhere.
-type joinOp struct {
-	parkedNotice
-	ticket dispatch.Ticket
-	queues []string
-	list   *dispatch.List
-}
-
-func (op *joinOp) resolve(s *shard) {
-	if !op.ticket.Good() {
-		return
+// admit makes a claim that waits elsewhere wait in the shard, too.
+func (s *shard) admit(ticket dispatch.Ticket, queues []string, list *dispatch.List) {
+	op := &notice{of: &internalParks}
+	op.do = func(s *shard) {
+		switch {
+		case !ticket.Good():
+		case list != nil && !s.claims.Build(list):
+			s.deferOp(op)
+		default:
+			s.claims.WaitBy(ticket, queues, list, false)
+		}
 	}
-	if op.list != nil && !s.claims.Build(op.list) {
-		s.deferOp(op)
-		return
-	}
-	s.claims.WaitBy(op.ticket, op.queues, op.list, false)
+	_ = s.inbox.Pass(op) // or else the claim waits elsewhere
 }
 
 // claimHost is how the node asks others for tasks.

@@ -72,11 +72,11 @@ func sampleCalls() map[string]request {
 		"messages": &messageBatch{completion: newCompletion(callMessages), Messages: call.Messages{From: 2, First: 5, List: []keys.Message{
 			{Kind: keys.MsgEnded, Parent: keys.ID(id(1)), Child: keys.ID(id(2)), Outcome: 1},
 		}}},
-		"get":       &readOp{completion: newCompletion(callRead), id: id(3), task: info},
-		"page":      &readOp{completion: newCompletion(callPage), list: pagedOf(listed{Task: info, At: 4, Size: 3})},
-		"find":      &readOp{completion: newCompletion(callFind), key: [16]byte{1, 2}, task: info},
+		"get":       readOf(callRead, &listing.One[TaskInfo]{ID: keys.ID(id(3)), Task: info}),
+		"page":      readOf(callPage, pagedOf(listed{Task: info, At: 4, Size: 3})),
+		"find":      readOf(callFind, &listing.One[TaskInfo]{ByKey: true, Key: [16]byte{1, 2}, Task: info}),
 		"alterMany": rule(callAlterMany, &call.AlterMany{BulkAlteration: engine.BulkAlteration{IDs: []keys.ID{id(1), id(2)}, How: engine.AlterMove, States: engine.SetOf(engine.Ready), AlterTo: engine.AlterTo{Queue: "b"}, N: 1, Failed: 1}}),
-		"use":       &readOp{completion: newCompletion(callUse), queue: "a", use: listing.Use{Counts: keys.Counts{Ready: 1}, Keys: 2, Claims: 3}},
+		"use":       readOf(callUse, &listing.Use{Queue: "a", Counts: keys.Counts{Ready: 1}, Keys: 2, Claims: 3}),
 		"index":     &indexOp{completion: newCompletion(callIndex), Index: call.Index{Applied: 12}},
 		"interest":  &interestOp{completion: newCompletion(callInterest), Interest: call.Interest{Node: "n", Wants: keys.InterestValue{Kinds: uint64(allKinds), Incarnation: 2, Number: 3}, Gone: true}},
 		"settings":  rule(callSettings, &call.Settings{Queue: "a", Value: []byte("v")}),
@@ -154,40 +154,43 @@ func TestFarTimesTravel(t *testing.T) {
 	last := time.Date(9999, 12, 31, 23, 59, 59, 999_999_999, time.UTC).UnixMilli()
 	info := &TaskInfo{State: Scheduled, Task: Task{RunAt: msTime(uint64(last))}, At: msTime(uint64(last))}
 	for name, op := range map[string]*readOp{
-		"get":  {completion: newCompletion(callRead), task: info},
-		"page": {completion: newCompletion(callPage), list: pageOf(listing.Query{State: engine.Scheduled, Tenants: []string{"", "\xff"}, From: from, To: to}, listed{Task: info})},
+		"get":  readOf(callRead, &listing.One[TaskInfo]{Task: info}),
+		"page": readOf(callPage, pageOf(listing.Query{State: engine.Scheduled, Tenants: []string{"", "\xff"}, From: from, To: to}, listed{Task: info})),
 	} {
-		there, back := &readOp{completion: newCompletion(op.kind)}, &readOp{completion: newCompletion(op.kind)}
+		there, back := verbs[op.kind].new("").(*readOp), verbs[op.kind].new("").(*readOp)
 		args := op.Append(nil)
 		require.NoError(t, parse(args, there.Read), name)
 		require.NoError(t, parse(args, back.Read))
 		require.NoError(t, parse(op.AppendReply(nil), back.ReadReply))
-		got := back.task
-		if op.list != nil {
-			require.True(t, there.list.From.Equal(from) && there.list.To.Equal(to))
-			require.Equal(t, op.list.Tenants, there.list.Tenants)
-			got = back.list.Page[0].Task
+		var got *TaskInfo
+		switch l := op.lookup.(type) {
+		case *listing.One[TaskInfo]:
+			got = back.lookup.(*listing.One[TaskInfo]).Task
+		case *lister:
+			sent := there.lookup.(*lister)
+			require.True(t, sent.From.Equal(from) && sent.To.Equal(to))
+			require.Equal(t, l.Tenants, sent.Tenants)
+			got = back.lookup.(*lister).Page[0].Task
 		}
 		require.Equal(t, 9999, got.At.Year(), "in UTC")
 		require.EqualValues(t, last, got.RunAt.UnixMilli())
 	}
-	args := (&readOp{completion: newCompletion(callPage), list: newLister(listing.Query{State: engine.Done})}).Append(nil)
-	there := &readOp{completion: newCompletion(callPage)}
-	require.NoError(t, parse(args, there.Read))
-	require.True(t, there.list.From.IsZero() && there.list.To.IsZero())
+	there := newLister(listing.Query{})
+	require.NoError(t, parse(newLister(listing.Query{State: engine.Done}).Append(nil), there.Read))
+	require.True(t, there.From.IsZero() && there.To.IsZero())
 }
 
 // TestNoTaskTravels: an answer without its task is malformed.
 func TestNoTaskTravels(t *testing.T) {
-	require.Error(t, parse([]byte("null"), new(readOp).ReadReply))
-	reply := (&readOp{completion: newCompletion(callPage), list: pageOf(listing.Query{State: engine.Done}, listed{Task: new(TaskInfo)})}).AppendReply(nil)
+	require.Error(t, parse([]byte("null"), listing.NewOne(false, taskInfo).ReadReply))
+	reply := pageOf(listing.Query{State: engine.Done}, listed{Task: new(TaskInfo)}).AppendReply(nil)
 	for _, page := range []string{"[null]", "[{}]", `[{"Task":null}]`} {
-		op := &readOp{completion: newCompletion(callPage), list: newLister(listing.Query{State: engine.Done})}
-		require.NoError(t, parse(reply, op.ReadReply))
-		op.list.Page = nil
+		l := newLister(listing.Query{State: engine.Done})
+		require.NoError(t, parse(reply, l.ReadReply))
+		l.Page = nil
 		at := bytes.Index(reply, []byte("[{"))
-		require.Error(t, parse(append(bytes.Clone(reply[:at]), page...), op.ReadReply), page)
-		require.Empty(t, op.list.Page)
+		require.Error(t, parse(append(bytes.Clone(reply[:at]), page...), l.ReadReply), page)
+		require.Empty(t, l.Page)
 	}
 }
 
@@ -322,6 +325,10 @@ func TestClusterOptions(t *testing.T) {
 	require.Equal(t, 500*time.Millisecond, o.Cluster.HeartbeatTimeout)
 	require.Equal(t, 500*time.Millisecond, o.Cluster.ElectionTimeout)
 	require.Equal(t, 10*time.Second, o.Cluster.CallTimeout)
+}
+
+func readOf(kind callKind, l lookup) *readOp {
+	return &readOp{completion: newCompletion(kind), lookup: l}
 }
 
 // pageOf returns a lister that has read a page.

@@ -7,14 +7,12 @@ import (
 	"maps"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2"
-
+	"codeq/internal/call"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/listing"
 	"codeq/internal/record"
 	"codeq/internal/store"
-	"codeq/internal/wire"
 )
 
 // TaskInfo is a stored task and its state.
@@ -94,11 +92,12 @@ func (q *Queue) Get(ctx context.Context, id ID) (_ *TaskInfo, err error) {
 	if err := q.checkCall(ctx); err != nil {
 		return nil, err
 	}
-	op := &readOp{completion: newCompletion(callRead), id: id}
-	if err := q.ask(ctx, q.shardOf(id), op); err != nil {
+	l := listing.NewOne(false, taskInfo)
+	l.ID = keys.ID(id)
+	if err := q.read(ctx, q.shardOf(id), callRead, l); err != nil {
 		return nil, err
 	}
-	return op.task, nil
+	return l.Task, nil
 }
 
 // FindByKey returns the task that has an idempotency key, in any state; it has ended if the key is
@@ -116,34 +115,39 @@ func (q *Queue) FindByKey(ctx context.Context, k UniqueKey) (_ *TaskInfo, err er
 	if err := k.check(&q.opts.Limits); err != nil {
 		return nil, err
 	}
-	op := &readOp{completion: newCompletion(callFind), key: k.hash()}
-	if err := q.ask(ctx, k.home(len(q.replicas)), op); err != nil {
+	l := listing.NewOne(true, taskInfo)
+	l.Key = k.hash()
+	if err := q.read(ctx, k.home(len(q.replicas)), callFind, l); err != nil {
 		return nil, fmt.Errorf("idempotency key %q: %w", k.Key, err)
 	}
-	return op.task, nil
+	return l.Task, nil
 }
 
-// readOp reads a stored task, or a page of a list. The owner takes a snapshot between two commits;
-// no other goroutine could, since Pebble shows a batch to readers before it has persisted. The
-// owner also adds which of the requested tasks are leased, so that the stored leases need not be
-// scanned. Another goroutine reads the snapshot; for a page of tasks in lanes the operation is
-// resolved twice.
-type readOp struct {
-	completion                      // its kind says which read this is
-	id         ID                   // of the task
-	key        [keys.UniqueLen]byte // of the task, for callFind; id is then its holder, once that is known
-	list       *lister              // for callPage
-	queue      string               // for callUse
-	use        listing.Use          // likewise
+// read makes a shard look something up.
+func (q *Queue) read(ctx context.Context, shard int, kind callKind, l lookup) error {
+	return q.ask(ctx, shard, &readOp{completion: newCompletion(kind), lookup: l})
+}
 
+// lookup is what a readOp reads: a task, a page of a list, or the use of a queue.
+type lookup interface {
+	listing.Lookup
+	call.Wire
+}
+
+// readOp reads what is stored. The owner takes a snapshot between two commits; no other goroutine
+// could, since Pebble shows a batch to readers before it has persisted. The owner also adds which
+// of the requested tasks are leased, so that the stored leases need not be scanned. Another
+// goroutine reads the snapshot; for a page of tasks in lanes the operation is resolved twice.
+type readOp struct {
+	completion
+	lookup
 	shard *shard // the one that resolves it
-	task  *TaskInfo
 }
 
 func (op *readOp) resolve(s *shard) {
 	op.shard = s
-	if op.kind == callUse {
-		op.use = listing.UseOf(&s.rules, op.queue, s.claims.Waiting(op.queue))
+	if use, ok := op.lookup.(*listing.Use); ok {
+		use.Claims = s.claims.Waiting(use.Queue)
 	}
 	s.settleAfterCommit(op)
 }
@@ -154,23 +158,19 @@ func (op *readOp) settle(err error) {
 		op.completion.settle(err)
 		return
 	}
-	v := viewOf(op.shard)
-	if op.list != nil {
-		op.list.Visit(&op.shard.rules, v.Snapshot)
-	} else {
-		listing.AddLease(v.Snapshot, &op.shard.rules, keys.ID(op.id))
-	}
+	v := op.shard.replica.slot.View()
+	op.Visit(&op.shard.rules, v.Snapshot)
 	go op.readView(v)
 }
 
 // readView reads in a view, and answers, or sends the operation to be resolved again.
-func (op *readOp) readView(v *view) {
+func (op *readOp) readView(v *store.View) {
 	again := false
 	err := guarded(op.shard.opts.log, "read", func() (err error) {
-		again, err = op.read(v)
+		again, err = op.look(v)
 		return err
 	})
-	v.close() // the store waits for this before it closes
+	v.Close() // the store waits for this before it closes
 	if op.err = err; !again {
 		op.completion.settle(nil)
 	} else if err := op.shard.inbox.Pass(op); err != nil {
@@ -178,114 +178,16 @@ func (op *readOp) readView(v *view) {
 	}
 }
 
-// viewOf returns a view of the shard's disk, without leases. REQUIRES: the caller is the shard's
-// owner, and no batch is under way.
-func viewOf(s *shard) *view {
-	r := s.replica
-	r.mu.RLock() // does not block: before the store is closed, the owner has ended
-	snap := s.rules.Store.DB().NewSnapshot()
-	v := &view{Snapshot: store.NewSnapshot(snap), replica: r, snap: snap}
-	v.Leases = make(map[keys.ID]store.Lease)
-	return v
-}
-
-// read reads a task or a page. again: the operation has to be resolved again.
-func (op *readOp) read(v *view) (again bool, err error) {
-	var t *store.Task
-	switch {
-	case op.list != nil:
-		again, err = op.list.Read(v.Snapshot)
-	case op.kind == callUse:
-		err = op.use.CountKeys(v.Snapshot, op.queue, op.shard.hasEnded)
-	case op.kind == callFind:
-		t, op.id, err = v.GetByKey(op.key, op.id)
-		again = t == nil
-	default:
-		t, err = v.Get(op.id)
-	}
-	if t != nil {
-		op.task = taskInfo(t)
-	}
+// look reads. again: the operation has to be resolved again.
+func (op *readOp) look(v *store.View) (again bool, err error) {
+	again, err = op.Look(v.Snapshot, op.shard.hasEnded)
 	if err != nil && !errors.Is(err, ErrNotFound) {
-		if reason := v.replica.store.Failure(); reason != nil {
+		if reason := v.Failure(); reason != nil {
 			err = reason // the cause of the error
 		}
-		err = fmt.Errorf("codeq: read shard %d: %w", v.replica.index, err)
+		err = fmt.Errorf("codeq: read shard %d: %w", op.shard.index, err)
 	}
 	return again && err == nil, err
-}
-
-func (op *readOp) Append(dst []byte) []byte {
-	switch op.kind {
-	case callPage:
-		return op.list.Append(dst)
-	case callFind:
-		return append(dst, op.key[:]...)
-	case callUse:
-		return wire.AppendBytes(dst, op.queue)
-	default:
-		return append(dst, op.id[:]...)
-	}
-}
-
-func (op *readOp) Read(r *wire.Reader) {
-	switch op.kind {
-	case callPage:
-		op.list = newLister(listing.Query{})
-		op.list.Decode(r)
-	case callFind:
-		copy(op.key[:], r.Take(len(op.key)))
-	case callUse:
-		op.queue = r.String()
-	default:
-		op.id = ID(keys.ReadID(r))
-	}
-}
-
-func (op *readOp) AppendReply(dst []byte) []byte {
-	switch op.kind {
-	case callPage:
-		return op.list.AppendPage(dst)
-	case callUse:
-		return wire.AppendJSON(dst, &op.use)
-	default:
-		return wire.AppendJSON(dst, op.task)
-	}
-}
-
-func (op *readOp) ReadReply(r *wire.Reader) {
-	switch op.kind {
-	case callPage:
-		op.list.DecodePage(r)
-	case callUse:
-		r.JSON(r.Rest(), &op.use)
-	default:
-		if r.JSON(r.Rest(), &op.task); op.task == nil {
-			r.Fail()
-		}
-	}
-}
-
-func (op *readOp) Again() {
-	if op.list != nil {
-		op.list.Again()
-	}
-	if op.kind == callFind {
-		op.id = ID{}
-	}
-}
-
-// view is a shard's disk between two commits. Reading it does not disturb the owner; the store
-// cannot close before the view is closed.
-type view struct {
-	*store.Snapshot
-	replica *replica
-	snap    *pebble.Snapshot
-}
-
-func (v *view) close() {
-	_ = v.snap.Close() // fails only when closed twice
-	v.replica.mu.RUnlock()
 }
 
 // taskInfo converts a stored task. The result shares no memory with it.

@@ -70,11 +70,3 @@ func abandon(op operation, reason error) {
 		op.settle(reason)
 	}
 }
-
-// crashOp makes the owner of a shard panic, because something on which it relies has panicked.
-type crashOp struct {
-	notice
-	cause error
-}
-
-func (op *crashOp) resolve(*shard) { panic(op.cause) }

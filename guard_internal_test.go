@@ -151,7 +151,7 @@ func TestCrashOnFullDisk(t *testing.T) {
 		require.NoError(t, err)
 		s := q.led()[0]
 		require.NoError(t, s.probe(func(s *shard) error { s.start.Room = engine.RoomEmpty; return nil }))
-		require.NoError(t, s.inbox.Pass(&crashOp{cause: testkit.Injected("of the test")}))
+		require.NoError(t, s.inbox.Pass(crashNotice()))
 		synctest.Wait()
 		_, err = q.Produce(t.Context(), Task{Queue: "a"})
 		require.ErrorIs(t, err, ErrFailed)

@@ -85,6 +85,11 @@ func (s *shard) probe(look func(*shard) error) error {
 	return err
 }
 
+// crashNotice makes the owner of a shard panic.
+func crashNotice() *notice {
+	return &notice{&internal, func(*shard) { panic(testkit.Injected("of the test")) }}
+}
+
 // standStill stops the owner of a shard before its next decision, until the call of goOn.
 func standStill(s *shard) (goOn func()) {
 	stands, over := make(chan struct{}), make(chan struct{})

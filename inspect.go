@@ -29,7 +29,9 @@ func init() {
 		panic(fmt.Sprintf("codeq: %T has no private options", options))
 	}
 	inspect.Apply = func(st *store.Store) func(cluster.Entry) error {
-		m := newStateMachine(&replica{store: st, mono: time.Now})
+		r := &replica{mono: time.Now}
+		r.slot.Set(st)
+		m := newStateMachine(r)
 		m.writer.Adopt = func([]byte) error { return nil }
 		return m.Apply
 	}
@@ -94,12 +96,12 @@ func (i inspected) Asleep(shard int, look func(*inspect.Owner)) {
 }
 
 func (i inspected) Read(shard int, f func(*store.Store) error) error {
-	return i.q.replicas[shard].use(f)
+	return i.q.replicas[shard].slot.Use(f)
 }
 
 func (i inspected) Tasks(shard int) (any, error) {
 	r, found := i.q.replicas[shard], make(map[ID]*TaskInfo)
-	err := r.use(func(st *store.Store) error {
+	err := r.slot.Use(func(st *store.Store) error {
 		snap := st.DB().NewSnapshot()
 		defer snap.Close()
 		for _, prefix := range keys.RecordRanges {

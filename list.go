@@ -205,7 +205,7 @@ func newLister(q listing.Query) *lister { return listing.NewReader(q, taskInfo) 
 // readPage returns a function that makes a shard read the next page.
 func (q *Queue) readPage(ctx context.Context) func(shard int, l *lister) error {
 	return func(shard int, l *lister) error {
-		return q.ask(ctx, shard, &readOp{completion: newCompletion(callPage), list: l})
+		return q.read(ctx, shard, callPage, l)
 	}
 }
 

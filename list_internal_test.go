@@ -22,27 +22,27 @@ func TestPageIsReadAgain(t *testing.T) {
 			produce(t, q, Task{Queue: "a"})
 		}
 		s := q.led()[0]
-		op := &readOp{completion: newCompletion(callPage), list: newLister(listing.Query{State: engine.Ready})}
+		l := newLister(listing.Query{State: engine.Ready})
 		visit := func() (again bool) { // the owner's part, then the reader's part
 			require.NoError(t, s.probe(func(s *shard) (err error) {
-				v := viewOf(s)
-				defer v.close()
-				op.list.Visit(&s.rules, v.Snapshot)
-				again, err = op.read(v)
+				v := s.replica.slot.View()
+				defer v.Close()
+				l.Visit(&s.rules, v.Snapshot)
+				again, err = l.Look(v.Snapshot, s.hasEnded)
 				return err
 			}))
 			return again
 		}
 		require.True(t, visit(), "what there is to read")
 		require.True(t, visit(), "the tasks of a page")
-		op.Again()
+		l.Again()
 		for range listing.PageTasks {
 			require.NoError(t, q.Complete(t.Context(), claimNow(t, q, "a").Receipt, nil))
 		}
 		require.True(t, visit())
 		require.False(t, visit())
-		require.Len(t, op.list.Page, 1)
-		require.False(t, op.list.More())
+		require.Len(t, l.Page, 1)
+		require.False(t, l.More())
 	})
 }
 
@@ -66,10 +66,10 @@ func TestListBeginsBehindTheConsumed(t *testing.T) {
 	}
 	l := newLister(listing.Query{State: engine.Ready, Queue: "a"})
 	require.NoError(t, q.shard(0).probe(func(s *shard) error {
-		v := viewOf(s)
-		defer v.close()
+		v := s.replica.slot.View()
+		defer v.Close()
 		l.Visit(&s.rules, v.Snapshot)
-		again, err := l.Read(v.Snapshot)
+		again, err := l.Look(v.Snapshot, s.hasEnded)
 		require.True(t, again)
 		l.Visit(&s.rules, v.Snapshot)
 		return err

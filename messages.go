@@ -67,7 +67,6 @@ func (s *shard) deliver(o *engine.Outgoing) {
 // confirmOp reports that messages were taken, or must be sent again. In a standalone queue a
 // receiver that does not take them takes none any more.
 type confirmOp struct {
-	notice
 	to      int
 	first   uint64
 	n       int   // so many of those sent
@@ -75,6 +74,9 @@ type confirmOp struct {
 	late    bool  // they were confirmed as taken before
 	durable bool  // for good
 }
+
+func (op *confirmOp) settle(error) {}
+func (op *confirmOp) verb() *verb  { return &confirmVerb }
 
 func (op *confirmOp) resolve(s *shard) {
 	switch {
@@ -100,31 +102,20 @@ func (op *confirmOp) resolve(s *shard) {
 // goFor does something for the owner, which relies on it, on a goroutine that Close waits for.
 func (s *shard) goFor(what string, f func()) {
 	s.node.background.Go(func() {
-		contain(s.opts.log, what, f, func(err error) { _ = s.inbox.Pass(&crashOp{cause: err}) }) // or it has ended
+		contain(s.opts.log, what, f, func(err error) { notify(s.inbox, &internal, func(*shard) { panic(err) }) })
 	})
 }
 
 // startSweep reads, beside the owner, the names on disk that a sweep of lanes needs. REQUIRES: as
-// viewOf.
+// store.Slot.View.
 func (s *shard) startSweep(sw *engine.LaneSweep) {
-	v, swept := viewOf(s), &sweptOp{sweep: sw}
+	v := s.replica.slot.View()
 	go func() {
-		defer v.close() // which the store waits for before it closes
-		swept.err = guarded(s.opts.log, "sweep of lanes", func() error {
-			return sw.Names.Read(v.snap, s.hasEnded)
-		})
-		_ = s.inbox.Pass(swept) // one that is closing sweeps no more
+		defer v.Close() // which the store waits for before it closes
+		err := guarded(s.opts.log, "sweep of lanes", func() error { return sw.Names.Read(v.Reader(), s.hasEnded) })
+		notify(s.inbox, &internal, func(s *shard) { s.rules.Names.Swept(sw, err) })
 	}()
 }
 
 // hasEnded reports whether the owner has ended. Any goroutine may ask.
 func (s *shard) hasEnded() bool { return base.IsClosed(s.done) }
-
-// sweptOp reports that the names for a sweep have been read, or why not.
-type sweptOp struct {
-	notice
-	sweep *engine.LaneSweep
-	err   error
-}
-
-func (op *sweptOp) resolve(s *shard) { s.rules.Names.Swept(op.sweep, op.err) }

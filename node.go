@@ -51,6 +51,7 @@ func (q *Queue) newNode() *node {
 	n.Node = cluster.New(config)
 	for i, r := range q.replicas {
 		r.group = n.Group(i)
+		r.slot.Check = r.group.Failure
 	}
 	n.ctx = n.Context()
 	n.claims = newClaimTable(n)

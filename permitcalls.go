@@ -30,21 +30,21 @@ func (m permitMail) Report(g *dispatch.PermitGate, queue string, r *permits.Requ
 			op.Gone.Store(true)
 		}
 		if cluster.Pace(ctx, change, err) {
-			_ = m.inbox.Pass(&permitsAnswer{gate: g, op: op, err: err}) // the next leader of the shard reports its permits
+			notify(m.inbox, &internalParks, func(*shard) { g.Answered(&op.Request, op.Answer, err) })
 		}
 	})
 	return drop
 }
 
-func (m permitMail) Ask(a *dispatch.PermitAllocator, shard int, q *engine.Queue) {
+func (m permitMail) Ask(a *dispatch.PermitAllocator, to int, q *engine.Queue) {
 	op := &askPermitsOp{completion: newCompletion(callAskPermits), Question: permits.Question{Queue: q.Name, Settings: q.Value}}
 	m.goFor("question for permits", func() {
-		change := m.node.queue.replicas[shard].group.Changed()
-		ctx, drop := m.node.Group(shard).WhileLed(m.node.ctx)
+		change := m.node.queue.replicas[to].group.Changed()
+		ctx, drop := m.node.Group(to).WhileLed(m.node.ctx)
 		defer drop()
-		_, err := m.node.do(ctx, shard, op) // no other goroutine has op
+		_, err := m.node.do(ctx, to, op) // no other goroutine has op
 		if cluster.Pace(m.node.ctx, change, err) {
-			_ = m.inbox.Pass(&askPermitsDone{allocator: a, shard: shard, op: op, err: err}) // the next allocator asks again
+			notify(m.inbox, &internal, func(*shard) { a.Answered(to, &op.Report, err) })
 		}
 	})
 }
@@ -79,16 +79,6 @@ func (op *permitsOp) resolve(s *shard) {
 	s.settleAfterCommit(op)
 }
 
-// permitsAnswer is the outcome of a permitsOp.
-type permitsAnswer struct {
-	parkedNotice
-	gate *dispatch.PermitGate
-	op   *permitsOp
-	err  error
-}
-
-func (a *permitsAnswer) resolve(*shard) { a.gate.Answered(&a.op.Request, a.op.Answer, a.err) }
-
 // askPermitsOp asks a shard, for a new permit allocator, for its permits of a queue. The shard
 // follows the permit allocator's settings, or newer ones, first.
 type askPermitsOp struct {
@@ -104,14 +94,3 @@ func (op *askPermitsOp) resolve(s *shard) {
 	s.follow()
 	op.Report = s.permits.ReportNow(s.rules.Names.QueueNamed(op.Queue))
 }
-
-// askPermitsDone is the outcome of an askPermitsOp.
-type askPermitsDone struct {
-	notice
-	allocator *dispatch.PermitAllocator
-	shard     int
-	op        *askPermitsOp
-	err       error
-}
-
-func (t *askPermitsDone) resolve(*shard) { t.allocator.Answered(t.shard, &t.op.Report, t.err) }

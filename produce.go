@@ -11,6 +11,7 @@ import (
 	"codeq/internal/container/arena"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
+	"codeq/internal/listing"
 	"codeq/internal/record"
 )
 
@@ -164,7 +165,9 @@ func (q *Queue) checkParents(ctx context.Context, verb string, tasks []engine.Ne
 		err := q.ask(ctx, shard, rule(callMissing, b))
 		return b.Missing, err
 	}, func(shard int, key [keys.UniqueLen]byte) error {
-		return q.ask(ctx, shard, &readOp{completion: newCompletion(callFind), key: key})
+		l := listing.NewOne(true, taskInfo)
+		l.Key = key
+		return q.read(ctx, shard, callFind, l)
 	})
 	if err == nil && i >= 0 {
 		err = fmt.Errorf("%w: parent %s", ErrNotFound, keys.FormatID(parent))

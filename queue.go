@@ -229,18 +229,18 @@ func (q *Queue) openAlone(i int) error {
 	if err != nil {
 		return err
 	}
-	q.replicas[i] = &replica{index: i, store: st}
-	q.replicas[i].latest.Set(st)
+	q.replicas[i] = &replica{index: i}
+	q.replicas[i].slot.Set(st)
 	return nil
 }
 
 // loadAlone loads the memory of a shard of a standalone queue.
 func (q *Queue) loadAlone(i int, gates *dispatch.Gates) (*shard, error) {
 	r := q.replicas[i]
-	s := newShard(i, q.opts, r.store, gates)
+	s := newShard(i, q.opts, r.slot.Store(), gates)
 	if err := s.load(0); err != nil {
 		q.replicas[i] = nil
-		_ = r.store.Close() // the error of load is the one that matters
+		_ = r.slot.Close() // the error of load is the one that matters
 		return nil, err
 	}
 	r.lead.Store(s)
@@ -454,7 +454,7 @@ func (q *Queue) endOwners() error {
 // hurry fails commits that wait for room on a full disk: Close would wait as long.
 func (q *Queue) hurry() {
 	for _, r := range q.replicas {
-		r.latest.Hurry()
+		r.slot.Hurry()
 	}
 	if q.node != nil {
 		q.node.Hurry()

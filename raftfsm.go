@@ -41,7 +41,7 @@ func (m *stateMachine) Apply(l cluster.Entry) error {
 		return err
 	}
 	r := m.replica
-	clock, err := m.writer.Write(r.store, &e, l.Index, l.Term)
+	clock, err := m.writer.Write(r.slot.Store(), &e, l.Index, l.Term)
 	if err != nil {
 		return err
 	}
@@ -49,7 +49,7 @@ func (m *stateMachine) Apply(l cluster.Entry) error {
 		r.noteClock()
 	}
 	if l.Reclaim > 0 {
-		r.store.Reclaim(l.Reclaim)
+		r.slot.Store().Reclaim(l.Reclaim)
 	}
 	if !l.Replayed {
 		if err := r.publish(e.Broadcast); err != nil {
@@ -64,27 +64,35 @@ func (m *stateMachine) Open(install func() error) (last cluster.Position, err er
 	m.writer.Reset()
 	r := m.replica
 	q := r.node.queue
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	old := r.store
-	r.store, r.source = nil, nil
-	if old != nil {
-		if err := old.Close(); err != nil {
-			return last, err
+	first := r.slot.Store() == nil
+	err = r.slot.Replace(func() (*store.Store, error) {
+		if err := install(); err != nil {
+			return nil, err
 		}
+		if err := fsck.FinishRepair(q.dir.FS, q.dir.Path, r.index); err != nil {
+			return nil, err // of a standalone queue, before it became a node
+		}
+		st, err := store.Open(manifest.ShardDir(q.dir.FS, q.dir.Path, r.index), q.opts.storeConfigIn(r.node.Format()), q.caches, q.dir.Creating)
+		if err != nil {
+			return nil, err
+		}
+		if last, err = r.begin(st, first); err != nil {
+			return nil, errors.Join(err, st.Close())
+		}
+		return st, nil
+	})
+	if err == nil {
+		r.noteClock()
 	}
-	if err := install(); err != nil {
-		return last, err
-	}
-	if err := fsck.FinishRepair(q.dir.FS, q.dir.Path, r.index); err != nil {
-		return last, err // of a standalone queue, before it became a node
-	}
-	st, err := store.Open(manifest.ShardDir(q.dir.FS, q.dir.Path, r.index), q.opts.storeConfigIn(r.node.Format()), q.caches, q.dir.Creating)
-	if err != nil {
-		return last, err
-	}
+	return last, err
+}
+
+// begin reads the position of the log of which a store has all before, and adopts its format. A
+// store that is the first of this process may be that of a standalone queue.
+func (r *replica) begin(st *store.Store, first bool) (last cluster.Position, err error) {
+	q := r.node.queue
 	err = st.Read(func() error {
-		if old == nil { // or else it is a replica, and the manifest in use
+		if first { // or else it is a replica, and the manifest in use
 			if err := convert.ToReplica(st, &q.dir.Manifest, q.dir.Killed(), r.index); err != nil {
 				return err
 			}
@@ -98,13 +106,7 @@ func (m *stateMachine) Open(install func() error) (last cluster.Position, err er
 		}
 		return r.adoptFormat(identity, r.group.AdoptFormat)
 	})
-	if err != nil {
-		return last, errors.Join(err, st.Close())
-	}
-	r.store, r.source = st, &liveStore{r, st}
-	r.latest.Set(st)
-	r.noteClock()
-	return last, nil
+	return last, err
 }
 
 // Lead makes this node's replica the shard.
@@ -128,7 +130,7 @@ func (m *stateMachine) Lead(term uint64) (cluster.Leader, error) {
 // identify writes the shard's identity, once.
 func (r *replica) identify(p *proposer) error {
 	var known []byte
-	err := r.use(func(st *store.Store) (err error) {
+	err := r.slot.Use(func(st *store.Store) (err error) {
 		known, err = store.Lookup(st.DB(), []byte{keys.Meta})
 		return err
 	})
@@ -145,7 +147,7 @@ func (m *stateMachine) Raise(term uint64, format int) error {
 
 // IsForgotten reports whether a node, or a directory, was removed.
 func (m *stateMachine) IsForgotten(name string) (is bool, err error) {
-	err = m.replica.use(func(st *store.Store) (err error) { is, err = store.IsForgotten(st.DB(), name); return err })
+	err = m.replica.slot.Use(func(st *store.Store) (err error) { is, err = store.IsForgotten(st.DB(), name); return err })
 	return is, err
 }
 
@@ -175,7 +177,7 @@ func (r *replica) load(term uint64) (s *shard, err error) {
 	if len(q.replicas) == 1 {
 		gates = dispatch.NewGates() // no other shard leases tasks
 	}
-	err = r.use(func(st *store.Store) error {
+	err = r.slot.Use(func(st *store.Store) error {
 		s = newShard(r.index, q.opts, st, gates)
 		s.node, s.replica, s.epoch, s.space.Cluster = r.node, r, r.group.Applied(), r.group
 		s.upkeep.UpkeepTable = &r.upkeep

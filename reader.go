@@ -14,7 +14,6 @@ import (
 	"codeq/internal/offline"
 	"codeq/internal/owner"
 	"codeq/internal/platform"
-	"codeq/internal/store"
 )
 
 // Reader shows the stored content of a queue that no process has open, made by [OpenReadOnly]. It
@@ -105,18 +104,7 @@ func (q *storedQueue) do(ctx context.Context, shard int, op request) (settled bo
 	case *ruling:
 		return true, q.stored.Decide(shard, op.Body)
 	case *readOp:
-		if op.list != nil {
-			return true, offline.ReadPage(q.stored, shard, op.list)
-		}
-		get := func() (*store.Task, error) { return q.stored.Get(shard, op.id) }
-		if op.kind == callFind {
-			get = func() (*store.Task, error) { return q.stored.GetByKey(shard, op.key) }
-		}
-		t, err := get()
-		if err == nil {
-			op.task = taskInfo(t)
-		}
-		return true, err
+		return true, q.stored.Read(shard, op.lookup)
 	}
 	panic("it reads nothing that is stored")
 }

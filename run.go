@@ -208,7 +208,6 @@ func (r *runner) run(ctx context.Context) error {
 	}
 	ctx, r.stopClaims = context.WithCancelCause(ctx)
 	defer r.stopClaims(nil)
-	stopOnClose := make(chan struct{})
 	var closer, renewing sync.WaitGroup
 	log := r.queue.opts.log
 	closer.Go(func() {
@@ -216,7 +215,7 @@ func (r *runner) run(ctx context.Context) error {
 			select {
 			case <-r.queue.closing:
 				r.stopClaims(ErrClosed)
-			case <-stopOnClose:
+			case <-ctx.Done():
 			}
 		}, r.crash)
 	})
@@ -236,12 +235,12 @@ func (r *runner) run(ctx context.Context) error {
 	if r.list != nil {
 		for i := range r.queue.replicas {
 			if s := r.queue.shard(i); s != nil {
-				_ = s.inbox.Pass(&dropSetOp{list: r.list}) // a shard that is closing drops it anyway
+				notify(s.inbox, &internal, func(s *shard) { s.claims.DropSet(r.list) })
 			}
 		}
 	}
 	cause := context.Cause(ctx)
-	close(stopOnClose)
+	r.stopClaims(nil)
 	closer.Wait()
 	var err error
 	if running := r.pool.Drain(cause); running > 0 {

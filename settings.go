@@ -13,6 +13,7 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/guard"
 	"codeq/internal/keys"
+	"codeq/internal/listing"
 )
 
 // Settings are the settings of a queue. They are stored with it, and may change while it runs. The
@@ -201,13 +202,13 @@ func (q *Queue) DeleteQueue(ctx context.Context, queue string) (err error) {
 	}
 	found, tasks := &NotEmptyError{Queue: queue}, keys.Counts{}
 	for i := range q.replicas {
-		op := &readOp{completion: newCompletion(callUse), queue: queue}
-		if err := q.ask(ctx, i, op); err != nil {
+		use := &listing.Use{Queue: queue}
+		if err := q.read(ctx, i, callUse, use); err != nil {
 			return err
 		}
-		tasks.Add(op.use.Counts)
-		found.Keys += op.use.Keys
-		found.Claims = max(found.Claims, op.use.Claims) // a claim waits in all shards
+		tasks.Add(use.Counts)
+		found.Keys += use.Keys
+		found.Claims = max(found.Claims, use.Claims) // a claim waits in all shards
 	}
 	schedules, err := q.Schedules(ctx)
 	if err != nil {

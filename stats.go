@@ -316,16 +316,12 @@ func (q *Queue) newStorageStats(disk vfs.DiskUsage, err error) *StorageStats {
 // storage fills in the statistics of the replica's store, and those of the cache that the stores
 // share.
 func (r *replica) storage(all *StorageStats, s *ShardStorage) {
-	open := r.mu.TryRLock()
-	if open {
-		defer r.mu.RUnlock()
-	}
-	if !open || r.node != nil && r.source == nil {
+	if !r.slot.Try(func(st *store.Store) {
+		m := st.Stats()
+		*s = all.add(&m, &r.upkeep)
+	}) {
 		s.LastError = fmt.Sprintf("codeq: shard %d: its store is not open", r.index)
-		return
 	}
-	m := r.store.Stats()
-	*s = all.add(&m, &r.upkeep)
 	if r.node != nil { // the store has no log, but Pebble counts the bytes that would be in it
 		s.LogBytes, s.LoggedBytes = 0, 0
 	}

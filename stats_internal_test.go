@@ -15,16 +15,12 @@ import (
 func TestStatsAmidRestore(t *testing.T) {
 	q := loneNode(t, 1)
 	r := q.replicas[0]
-	r.mu.Lock()
-	source := r.source
-	r.source = nil // as between the stores, when the next one does not open
-	r.mu.Unlock()
+	open := r.slot.Store()
+	r.slot.Set(nil) // as between the stores, when the next one does not open
 	st, err := q.StorageStats()
 	require.NoError(t, err)
 	require.Equal(t, []ShardStorage{{LastError: "codeq: shard 0: its store is not open"}}, st.Shards)
-	r.mu.Lock()
-	r.source = source
-	r.mu.Unlock()
+	r.slot.Set(open)
 }
 
 // TestQuantileOfUpkeep: of 100 steps, 90 took 5 us and 10 took 1 ms.

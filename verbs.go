@@ -8,6 +8,8 @@ import (
 	"codeq/internal/cluster"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
+	"codeq/internal/listing"
+	"codeq/internal/owner"
 )
 
 // operation is one unit of work of a shard.
@@ -172,7 +174,7 @@ var verbs = [endOfRequests]verb{
 	callDeleteSchedule: {ruled[call.DeleteSchedule](callDeleteSchedule), upTo(engine.RoomNone), no, ofMembers | ofPrograms},
 	callSchedules:      {ruled[schedulesPart](callSchedules), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
 	callMessages:       {blank[messageBatch](callMessages), upTo(engine.RoomLow), yes, waitsRoom},
-	callRead:           {blank[readOp](callRead), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
+	callRead:           {reading(callRead, func() lookup { return listing.NewOne(false, taskInfo) }), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
 	callIndex:          {blank[indexOp](callIndex), upTo(engine.RoomEmpty), yes, ofMembers},
 	callInterest:       {blank[interestOp](callInterest), upTo(engine.RoomScarce), yes, waitsRoom},
 	callSettings:       {ruled[call.Settings](callSettings), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
@@ -183,8 +185,8 @@ var verbs = [endOfRequests]verb{
 	callAskPermits:     {blank[askPermitsOp](callAskPermits), upTo(engine.RoomEmpty), yes, waits},
 	callBarrier:        {blank[barrierOp](callBarrier), upTo(engine.RoomScarce), no, ofMembers},
 	callResume:         {blank[resumeOp](callResume), upTo(engine.RoomEmpty), no, 0},
-	callPage:           {blank[readOp](callPage), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
-	callFind:           {blank[readOp](callFind), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
+	callPage:           {reading(callPage, func() lookup { return newLister(listing.Query{}) }), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
+	callFind:           {reading(callFind, func() lookup { return listing.NewOne(true, taskInfo) }), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
 	callAlterMany:      {ruled[call.AlterMany](callAlterMany), roomOfBody, no, ofMembers | ofPrograms},
 	callInfo:           {ruled[call.Info](callInfo), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
 	callTotals:         {ruled[call.Totals](callTotals), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
@@ -192,31 +194,34 @@ var verbs = [endOfRequests]verb{
 	callNote:           {ruled[call.Note](callNote), upTo(engine.RoomEmpty), yes, onLease},
 	callPauseSchedule:  {ruled[call.PauseSchedule](callPauseSchedule), upTo(engine.RoomScarce), yes, ofMembers | ofPrograms},
 	callTaken:          {blank[takenOp](callTaken), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
-	callUse:            {blank[readOp](callUse), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
+	callUse:            {reading(callUse, func() lookup { return new(listing.Use) }), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
 	callMissing:        {ruled[call.Missing](callMissing), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
 	callClock:          {ruled[call.Clock](callClock), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
 }
 
-// The verbs of notices.
+// The verbs of notices: internalParks wait for room on the disk.
 var (
 	internal      = verb{nil, upTo(engine.RoomEmpty), no, 0} // it writes nothing
 	internalParks = verb{nil, upTo(engine.RoomScarce), no, waitsRoom}
 	confirmVerb   = verb{nil, upTo(engine.RoomNone), no, waitsRoom}
 )
 
-// notice is embedded in the operations that owners, and the goroutines that work for them, send to
-// an owner: no caller waits for them.
-type notice struct{}
+// notice is sent by owners, callers, and the goroutines that work for them, to an owner: no caller
+// waits for it.
+type notice struct {
+	of *verb
+	do func(*shard)
+}
 
-func (notice) settle(error) {}
-func (notice) verb() *verb  { return &internal }
+func (n *notice) resolve(s *shard) { n.do(s) }
+func (n *notice) settle(error)     {}
+func (n *notice) verb() *verb      { return n.of }
 
-// parkedNotice is a notice that waits for room on the disk.
-type parkedNotice struct{ notice }
-
-func (parkedNotice) verb() *verb { return &internalParks }
-
-func (op *confirmOp) verb() *verb { return &confirmVerb }
+// notify makes an owner do something in its turn. An owner that ends does not: it has nothing then
+// that the notice would change, and the next leader of its shard learns of it in another way.
+func notify(inbox *owner.Inbox[operation], of *verb, do func(*shard)) {
+	_ = inbox.Pass(&notice{of, do})
+}
 
 func newClaim(string) request {
 	op := &claimOp{completion: completion{kind: callClaim}, Claim: dispatch.Claim{Remote: true}}
@@ -233,6 +238,10 @@ func blank[T any, P interface {
 		op.base().kind = kind
 		return op
 	}
+}
+
+func reading(kind callKind, l func() lookup) func(string) request {
+	return func(string) request { return &readOp{completion: completion{kind: kind}, lookup: l()} }
 }
 
 // ruling is an operation that the rules decide by themselves.

@@ -65,9 +65,9 @@ var rangeOf = [...]byte{
 	engine.Dead: keys.Dead, engine.Done: keys.Done, engine.Canceled: keys.Canceled,
 }
 
-// AddLease adds the clocks to a snapshot, and the lease of a task if it has one. The owner of the
+// addLease adds the clocks to a snapshot, and the lease of a task if it has one. The owner of the
 // shard calls it.
-func AddLease(v *store.Snapshot, rules *engine.State, id keys.ID) {
+func addLease(v *store.Snapshot, rules *engine.State, id keys.ID) {
 	v.Clock = rules.Clock()
 	if l, ok := rules.Leases.LeaseOf(id); ok {
 		v.Leases[id] = l
@@ -87,7 +87,7 @@ func AddLease(v *store.Snapshot, rules *engine.State, id keys.ID) {
 //   - The other states: queue by queue, in the stored order.
 type Reader[T any] struct {
 	Query
-	// Page holds the tasks of the last Read.
+	// Page holds the tasks of the last Look.
 	Page []Item[T]
 
 	show func(*store.Task) *T
@@ -192,7 +192,7 @@ func (l *Reader[T]) Visit(rules *engine.State, v *store.Snapshot) {
 		l.skipConsumed(rules)
 	}
 	for i := range l.asked {
-		AddLease(v, rules, l.asked[i].ID)
+		addLease(v, rules, l.asked[i].ID)
 	}
 }
 
@@ -264,8 +264,8 @@ func (l *Reader[T]) skipConsumed(rules *engine.State) {
 	l.spans = l.spans[kept:]
 }
 
-// Read continues to read. again: another visit of the owner is needed.
-func (l *Reader[T]) Read(v *store.Snapshot) (again bool, err error) {
+// Look continues to read.
+func (l *Reader[T]) Look(v *store.Snapshot, _ func() bool) (again bool, err error) {
 	l.Page = l.Page[:0]
 	if !l.begun {
 		if l.begin(&v.Clock); !l.begun {
@@ -518,7 +518,7 @@ func (q *Query) isBetween(ms uint64) bool {
 	return (q.From.IsZero() || !at.Before(q.From)) && (q.To.IsZero() || at.Before(q.To))
 }
 
-// Append appends the state of the Reader that the next Read needs.
+// Append appends the state of the Reader that the next Look needs.
 func (l *Reader[T]) Append(dst []byte) []byte {
 	last := l.last
 	if len(l.found) > 0 { // the next survey waits until the caller has read the results of this one
@@ -530,8 +530,8 @@ func (l *Reader[T]) Append(dst []byte) []byte {
 	return l.Query.append(appendSpans(dst, l.spans[:l.sent]))
 }
 
-// Decode is the reverse of Append.
-func (l *Reader[T]) Decode(r *wire.Reader) {
+// Read is the reverse of Append.
+func (l *Reader[T]) Read(r *wire.Reader) {
 	filter := readFilter(r)
 	l.readLimits(r)
 	l.readProgress(r)
@@ -544,8 +544,8 @@ func (l *Reader[T]) Decode(r *wire.Reader) {
 	}
 }
 
-// AppendPage appends the page, and the rest to read.
-func (l *Reader[T]) AppendPage(dst []byte) []byte {
+// AppendReply appends the page, and the rest to read.
+func (l *Reader[T]) AppendReply(dst []byte) []byte {
 	dst = wire.AppendUint(wire.AppendUint(dst, uint64(l.Records)), uint64(l.ReadBytes))
 	dst = l.appendProgress(dst, l.last)
 	dst = wire.AppendUint(wire.AppendBool(dst, l.begun), uint64(l.left))
@@ -560,8 +560,8 @@ func (l *Reader[T]) AppendPage(dst []byte) []byte {
 	return wire.AppendJSON(dst, l.Page)
 }
 
-// DecodePage is the reverse of AppendPage.
-func (l *Reader[T]) DecodePage(r *wire.Reader) {
+// ReadReply is the reverse of AppendReply.
+func (l *Reader[T]) ReadReply(r *wire.Reader) {
 	before := l.paging
 	l.Records, l.ReadBytes = int(r.Uint32()), int(min(r.Uint(), math.MaxInt32))
 	l.readProgress(r)

@@ -101,7 +101,7 @@ func TestTravel(t *testing.T) {
 	}
 	later := slices.Clone(l.spans[spanCap:])
 	there, r := newReader(Query{}), wire.NewReader(l.Append(nil))
-	there.Decode(r)
+	there.Read(r)
 	require.NoError(t, r.Done())
 	require.Equal(t, l.Query, there.Query)
 	require.Equal(t, l.spans[:spanCap], there.spans)
@@ -113,9 +113,9 @@ func TestTravel(t *testing.T) {
 		Lane: engine.LaneRef{Number: 8, LaneKey: engine.LaneKey{Queue: "q", Tenant: "t", Priority: 3}}, Since: 9, ID: keys.ID{10},
 	}}
 	there.Page = []Item[listed]{item("name", Key{Queue: "q", ID: keys.ID{1}}, math.MaxUint64)}
-	page := there.AppendPage(nil)
+	page := there.AppendReply(nil)
 	r = wire.NewReader(page)
-	l.DecodePage(r)
+	l.ReadReply(r)
 	require.NoError(t, r.Done())
 	require.Equal(t, there.Page, l.Page)
 	require.Equal(t, there.found, l.found)
@@ -126,12 +126,12 @@ func TestTravel(t *testing.T) {
 	before := *l
 	for n := range page { // a truncated page changes nothing
 		r := wire.NewReader(page[:n])
-		l.DecodePage(r)
+		l.ReadReply(r)
 		require.Error(t, r.Done())
 		require.Equal(t, before, *l)
 	}
 	r = wire.NewReader(newReader(Query{State: 99}).Append(nil))
-	newReader(Query{}).Decode(r)
+	newReader(Query{}).Read(r)
 	require.Error(t, r.Done(), "a state that does not exist")
 }
 
@@ -145,13 +145,13 @@ func TestSurveyWaits(t *testing.T) {
 	l.found = []engine.LeasedTask{{ID: keys.ID{8}}}
 	for _, left := range []int{1, 0} {
 		there, r := newReader(Query{}), wire.NewReader(l.Append(nil))
-		there.Decode(r)
+		there.Read(r)
 		require.NoError(t, r.Done())
 		there.read = len(there.spans)
 		there.advance()
 		require.Equal(t, left == 1, there.begun)
-		r = wire.NewReader(there.AppendPage(nil))
-		l.DecodePage(r)
+		r = wire.NewReader(there.AppendReply(nil))
+		l.ReadReply(r)
 		require.NoError(t, r.Done())
 		require.Len(t, l.found, left)
 		l.prepare()

@@ -92,20 +92,20 @@ type paging struct {
 	// Groups is the number of lanes, queues or leases kept of a survey: the first ones. The next
 	// survey goes on behind them.
 	Groups             int
-	Tasks, Scan, Bytes int // limits of one Read
+	Tasks, Scan, Bytes int // limits of one Look
 
 	Reached   *Position // the last record read
-	Records   int       // read by the last Read
+	Records   int       // read by the last Look
 	ReadBytes int       // of these records
 
 	rest bool      // the survey has found more than it has kept
 	last *Position // the end of the kept part
 }
 
-// scanBytes bounds the bytes of the records that one Read reads if it shows no payloads.
+// scanBytes bounds the bytes of the records that one Look reads if it shows no payloads.
 const scanBytes = 4 << 20
 
-// readLimits has the limits of one Read.
+// readLimits has the limits of one Look.
 type readLimits struct{ Tasks, Scan, bytes int }
 
 func (l *Reader[T]) limits() readLimits {

@@ -10,23 +10,24 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/store"
+	"codeq/internal/wire"
 )
 
 // Use has everything that a shard has of a queue besides its settings.
 type Use struct {
+	Queue  string `json:"-"`
 	Counts keys.Counts
 	Keys   int    // idempotency keys with a time limit, independent of their tasks
-	Claims int    // claims that wait for its tasks
-	now    uint64 // by the clock of periods, at the time of UseOf
+	Claims int    // claims that wait for its tasks; the caller of Visit counts them
+	now    uint64 // by the clock of periods, at the time of Visit
 }
 
-// UseOf returns the use of a queue by the rules of a shard, with a number of waiting claims.
-func UseOf(s *engine.State, queue string, claims int) Use {
-	u := Use{Claims: claims, now: s.Clock().Periods}
-	if q := s.Names.Queues[queue]; q != nil {
+// Visit counts the tasks.
+func (u *Use) Visit(rules *engine.State, _ *store.Snapshot) {
+	u.Keys, u.Counts, u.now = 0, keys.Counts{}, rules.Clock().Periods
+	if q := rules.Names.Queues[u.Queue]; q != nil {
 		u.Counts = q.Counts
 	}
-	return u
 }
 
 // errStopped: the read of a Use was stopped.
@@ -35,11 +36,10 @@ var errStopped = errors.New("the shard has ended")
 // usedAtOnce is the number of keys between two calls of stop.
 const usedAtOnce = 1024
 
-// CountKeys counts the idempotency keys of a queue. It reads the keys of all queues, and ends when
-// stop returns true.
-func (u *Use) CountKeys(v *store.Snapshot, queue string, stop func() bool) error {
+// Look counts the idempotency keys. It reads those of all queues.
+func (u *Use) Look(v *store.Snapshot, stop func() bool) (again bool, err error) {
 	read := 0
-	return store.Scan(v.Reader(), keys.Freed, func(key, _ []byte) error {
+	return false, store.Scan(v.Reader(), keys.Freed, func(key, _ []byte) error {
 		if read++; read%usedAtOnce == 0 && stop() {
 			return errStopped
 		}
@@ -65,9 +65,23 @@ func (u *Use) CountKeys(v *store.Snapshot, queue string, stop func() bool) error
 		if errors.Is(err, pebble.ErrNotFound) {
 			return nil
 		}
-		if err == nil && lane.Queue == queue {
+		if err == nil && lane.Queue == u.Queue {
 			u.Keys++
 		}
 		return err
 	})
 }
+
+// Append appends the name of the queue.
+func (u *Use) Append(dst []byte) []byte { return wire.AppendBytes(dst, u.Queue) }
+
+func (u *Use) Read(r *wire.Reader) { u.Queue = r.String() }
+
+// AppendReply appends the use.
+func (u *Use) AppendReply(dst []byte) []byte { return wire.AppendJSON(dst, u) }
+
+// ReadReply is the reverse of AppendReply.
+func (u *Use) ReadReply(r *wire.Reader) { r.JSON(r.Rest(), u) }
+
+// Again does nothing: Visit begins anew.
+func (u *Use) Again() {}

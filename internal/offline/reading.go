@@ -239,33 +239,11 @@ func (q *Queue) Decide(n int, b call.Body) error {
 	})
 }
 
-// Get returns a task. Its error matches base.ErrNotFound if there is none.
-func (q *Queue) Get(n int, id keys.ID) (t *store.Task, err error) {
-	err = q.use(n, func(s *shard) (err error) {
-		t, err = s.snapshot(func(v *store.Snapshot) { listing.AddLease(v, &s.rules, id) }).Get(id)
-		return err
-	})
-	return t, err
-}
-
-// GetByKey returns the task that has an idempotency key. Its error matches base.ErrNotFound if
-// there is none.
-func (q *Queue) GetByKey(n int, hash [keys.UniqueLen]byte) (t *store.Task, err error) {
-	err = q.use(n, func(s *shard) (err error) {
-		for holder := (keys.ID{}); t == nil && err == nil; {
-			v := s.snapshot(func(v *store.Snapshot) { listing.AddLease(v, &s.rules, holder) })
-			t, holder, err = v.GetByKey(hash, holder)
-		}
-		return err
-	})
-	return t, err
-}
-
-// ReadPage reads the next page of a list.
-func ReadPage[T any](q *Queue, n int, l *listing.Reader[T]) error {
+// Read looks something up in a shard.
+func (q *Queue) Read(n int, l listing.Lookup) error {
 	return q.use(n, func(s *shard) (err error) {
 		for again := true; again && err == nil; {
-			again, err = l.Read(s.snapshot(func(v *store.Snapshot) { l.Visit(&s.rules, v) }))
+			again, err = l.Look(s.snapshot(func(v *store.Snapshot) { l.Visit(&s.rules, v) }), func() bool { return false })
 		}
 		return err
 	})

@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -186,29 +185,6 @@ func (st *Store) Takes(bytes int) bool { return st.latch.Takes(st.db, bytes) }
 // Hurry is called before the store is closed: a commit that waits for room on a full disk then
 // fails.
 func (st *Store) Hurry() { st.latch.Hurry() }
-
-// Latest is the store of a shard that was opened last; it may be closed. It is safe for concurrent
-// use, and waits for nothing.
-type Latest struct {
-	store   atomic.Pointer[Store]
-	hurried atomic.Bool
-}
-
-// Set sets the store.
-func (l *Latest) Set(st *Store) {
-	l.store.Store(st)
-	if l.hurried.Load() {
-		st.Hurry()
-	}
-}
-
-// Hurry is that of the store, and of each one that is set later.
-func (l *Latest) Hurry() {
-	l.hurried.Store(true)
-	if st := l.store.Load(); st != nil {
-		st.Hurry()
-	}
-}
 
 // mayBeTrimmed reports whether what Pebble reports as misuse follows from range deletions: they may
 // drop the table with a task before the table with its SINGLEDEL, which then finds nothing to

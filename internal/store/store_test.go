@@ -228,9 +228,9 @@ func sharedMemory(t *testing.T, durability Durability) {
 	full.Store(true)
 	goOn(0)
 	synctest.Wait()
-	var latest Latest
-	latest.Hurry()
-	latest.Set(all[0])
+	var slot Slot
+	slot.Hurry()
+	slot.Set(all[0])
 	<-ends[0]          // it may have failed, or not begun
 	_ = all[0].Close() // the disk is full
 	full.Store(false)

@@ -97,7 +97,7 @@ func layerOf(f string, outer []string) (layer, bool) {
 		"codeq/internal/base.(*textError)", "net."), isMessage(f):
 		return layerNetwork, true
 	case hasPrefix(f, "github.com/hashicorp/raft", "github.com/hashicorp/go-msgpack", "codeq/internal/raftlog.",
-		"codeq.(*stateMachine)", "codeq.(*liveStore)", "codeq.(*proposer)", "codeq.(*replica)", "codeq/internal/cluster.",
+		"codeq.(*stateMachine)", "codeq.(*proposer)", "codeq.(*replica)", "codeq/internal/cluster.",
 		"codeq/internal/entries.", "codeq/internal/snapshot."):
 		return layerRaft, true
 	case hasPrefix(f, "codeq/internal/record.", "codeq/internal/keys.", "codeq.prepare", "codeq.(*Queue).prepareBatch", "encoding/"):
