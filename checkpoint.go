@@ -188,7 +188,7 @@ func (q *Queue) tryCut(ctx context.Context, c *convert.Copy) error {
 	}
 	began := time.Now()
 	err = q.eachReplica(func(r *replica) error {
-		if err := r.reach(b.applied[r.index]); err != nil {
+		if err := r.group.Reach(b.applied[r.index], barrierLimit/2); err != nil { // so that there is time left to read
 			return err
 		}
 		return r.slot.Use(func(st *store.Store) error {
@@ -277,21 +277,6 @@ func (b *barrier) giveUp() {
 	_ = b.resume()
 }
 
-// reach waits until the store has applied the log up to an index. It waits for half of
-// barrierLimit, so that there is time left to read the store.
-func (r *replica) reach(index uint64) error {
-	if r.node == nil {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), barrierLimit/2)
-	defer cancel()
-	err := r.group.AwaitApplied(ctx, index)
-	if err != nil && ctx.Err() != nil {
-		return fmt.Errorf("this node is behind: it has applied %d of %d log entries", r.group.Applied(), index)
-	}
-	return err
-}
-
 // barrierOp makes an owner stand still.
 type barrierOp struct {
 	completion
@@ -320,25 +305,8 @@ func (op *barrierOp) standStill(s *shard) {
 		r, ok := next.(*resumeOp)
 		return ok && r.ID == op.ID
 	}
-	for known := 0; ; {
-		var resume operation
-		var refused error
-		resume, known, refused = s.inbox.Pick(known, ends)
-		if resume != nil {
-			s.settleAfterCommit(resume) // in a separate group, which confirms that this node has led all the time
-			break
-		}
-		if refused != nil {
-			break
-		}
-		select {
-		case <-s.inbox.Wake():
-			continue
-		case <-op.gone:
-		case <-limit:
-		}
-		s.inbox.Awake()
-		break
+	if resume, ok := s.inbox.Await(ends, op.gone, limit); ok {
+		s.settleAfterCommit(resume) // in a separate group, which confirms that this node has led all the time
 	}
 }
 

@@ -152,7 +152,7 @@ func (q *Queue) wait(ctx context.Context, op *claimOp, limit *base.Limit) (*clai
 	switch {
 	case settled:
 	case op.Take(): // no shard has served it, and now none will
-		op.leave()
+		op.leave(op.shards...)
 		op.unref()
 		return nil, base.NotApplied(ctx)
 	default: // one has, and commits the lease, which ends in a moment, mostly
@@ -415,18 +415,18 @@ func (op *claimOp) hasVisited(s *shard) bool {
 	return at >= 0 && (at-op.begin+n)%n < op.visited
 }
 
-// leave drops the tickets of a claim when its caller gives up. REQUIRES: the caller has taken it.
-func (op *claimOp) leave() {
+// leave drops the tickets of a claim in shards when its caller gives up. REQUIRES: the caller has
+// taken it.
+func (op *claimOp) leave(shards ...*shard) {
 	left := op.Departure()
-	for _, s := range op.shards {
+	for _, s := range shards {
 		notify(s.inbox, &internal, func(s *shard) { s.claims.Leave(left) })
 	}
 }
 
 func (op *claimOp) abandon(s *shard) {
 	if op.Take() {
-		left := op.Departure()
-		notify(s.inbox, &internal, func(s *shard) { s.claims.Leave(left) })
+		op.leave(s)
 	}
 }
 

@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -111,10 +112,7 @@ func (t *claimTable) askAll(ctx context.Context, req *ClaimRequest, r *runner, l
 			unreached = err
 		}
 	}
-	if unreached != nil {
-		return nil, unreached
-	}
-	return nil, ErrEmpty
+	return nil, cmp.Or(unreached, ErrEmpty)
 }
 
 // add lists a claim that waits, unless it is listed. It takes over the caller's
@@ -135,11 +133,6 @@ func (t *claimTable) add(op *claimOp) {
 			s.admit(op.Ticket(), queues, list)
 		}
 	}
-}
-
-// joined adds all waiting claims to a shard that this node has begun to lead.
-func (t *claimTable) joined(s *shard) {
-	t.Each(s.admit)
 }
 
 // admit makes a claim that waits elsewhere wait in the shard, too.

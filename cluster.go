@@ -463,25 +463,14 @@ func (q *Queue) WaitReady(ctx context.Context) (err error) {
 		return nil
 	}
 	for shard := range q.replicas {
-		if err := q.node.awaitLeader(ctx, shard); err != nil {
+		if err := q.node.Group(shard).AwaitLeader(ctx, func() error {
+			_, err := (*leaders)(q.node).Applied(ctx, shard)
+			return err
+		}); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// awaitLeader waits until a shard has a leader that this node can call.
-func (n *node) awaitLeader(ctx context.Context, shard int) error {
-	for why := error(nil); ; { // there was none, the last time
-		_, err := (*leaders)(n).Applied(ctx, shard)
-		if ctx.Err() != nil && err != nil && why != nil && !errors.Is(err, ErrNotLeader) {
-			return fmt.Errorf("%w: %w", err, why)
-		}
-		if ctx.Err() != nil || n.Group(shard).IsRemoved() || cluster.IsRemoval(err) || !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrUncertain) {
-			return err
-		}
-		why = err
-	}
 }
 
 // ClusterStatus asks all nodes of the cluster how far they are. Nodes that do not answer within two

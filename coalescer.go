@@ -48,6 +48,7 @@ type undecided struct {
 	again    []operation // memory for the next deferred
 	retrying []operation // those of deferred that are about to be decided; nil: none
 	deciding operation   // nil: none
+	parked   []operation // wait for room on the disk
 	large    owner.Line[*produceOp]
 	barrier  *barrierOp // nothing else is decided before the owner has stood still for it; nil: none
 }
@@ -94,23 +95,18 @@ type waiters struct {
 	takers entries.Lines[*takenOp]   // until another shard has taken messages
 }
 
-// waiting yields the calls.
-func (w *waiters) waiting(yield func(operation) bool) {
+// waiting returns the calls.
+func (w *waiters) waiting() (all []operation) {
 	for _, op := range w.idlers {
-		if !yield(op) {
-			return
-		}
+		all = append(all, op)
 	}
 	for op := range w.awaits.All {
-		if !yield(op) {
-			return
-		}
+		all = append(all, op)
 	}
 	for op := range w.takers.All {
-		if !yield(op) {
-			return
-		}
+		all = append(all, op)
 	}
+	return all
 }
 
 // resolve decides the next group. Reads of ranges come first: before the first key of the group,
@@ -377,13 +373,7 @@ func (s *shard) follow() {
 func (s *shard) followSettings() {
 	for i, r := range s.rules.Effects.Configured {
 		s.rules.Effects.Configured[i] = engine.Reconfigured{}
-		q := s.claims.Of(r.Queue)
-		if s.claims.HasGates() {
-			s.claims.Limit(q, r.AfterOpen)
-		} else {
-			s.permits.Limit(q, r.AfterOpen)
-		}
-		s.claims.Open(q)
+		s.permits.Limit(r)
 	}
 	s.rules.Effects.Configured = s.rules.Effects.Configured[:0]
 }
@@ -467,7 +457,9 @@ func (s *shard) persist() error {
 // release wakes the callers and empties the group.
 func (s *shard) release(err error) {
 	if err == nil {
-		s.tellAll() // before waking callers, so that a caller sees its own event
+		if s.node == nil { // otherwise the log tells
+			s.tell() // before waking callers, so that a caller sees its own event
+		}
 		if s.opts.teller != nil && !s.rules.Group.Batch.Empty() {
 			s.observe()
 		}
@@ -477,16 +469,13 @@ func (s *shard) release(err error) {
 	s.rules.Group.Clear()
 }
 
-// tellAll notifies subscribers and handlers of the group's changes. REQUIRES: it has persisted.
-func (s *shard) tellAll() {
-	e := &s.rules.Effects
-	if s.node == nil { // else the log tells
-		if len(e.Events) > 0 {
-			s.hub.Publish(e.Events)
-		}
-		for _, r := range e.Canceled {
-			s.runs.Cancel(r.Runner, r.Receipt)
-		}
+// tell notifies subscribers and handlers of the group's changes. REQUIRES: it has persisted.
+func (s *shard) tell() {
+	if e := s.rules.Effects.Events; len(e) > 0 {
+		s.hub.Publish(e)
+	}
+	for _, r := range s.rules.Effects.Canceled {
+		s.runs.Cancel(r.Runner, r.Receipt)
 	}
 }
 

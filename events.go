@@ -270,13 +270,6 @@ func (n *node) want(ctx context.Context, kinds engine.KindSet) error {
 	return n.interests.Keep(kinds, func() error { return n.publishInterests(ctx) })
 }
 
-// wantCancels is want for a Run, which waits for leaders as long as it lasts, as its claims do.
-func (n *node) wantCancels(ctx context.Context) (err error) {
-	ctx, stop := n.queue.untilClosing(ctx, "Run")
-	defer func() { err = stop(err) }()
-	return n.Insist(ctx, func() error { return n.want(ctx, engine.WantCancels) })
-}
-
 // publishInterests stores this node's interests in all shards: those of its calls, and those of its
 // subscriptions.
 func (n *node) publishInterests(ctx context.Context) error {

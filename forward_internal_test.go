@@ -20,6 +20,7 @@ import (
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
 	"codeq/internal/listing"
+	"codeq/internal/manifest"
 	"codeq/internal/permits"
 	"codeq/internal/raftlog"
 	"codeq/internal/record"
@@ -321,7 +322,7 @@ func TestClusterOptions(t *testing.T) {
 	o, err := (&Options{Cluster: &Cluster{Node: "a", Listen: "x:1"}}).withDefaults()
 	require.NoError(t, err)
 	require.Equal(t, DurabilityDisk, o.Durability)
-	require.Equal(t, 3, o.newShards(64))
+	require.Equal(t, 3, manifest.NewShards(true, true, 64))
 	require.Equal(t, 500*time.Millisecond, o.Cluster.HeartbeatTimeout)
 	require.Equal(t, 500*time.Millisecond, o.Cluster.ElectionTimeout)
 	require.Equal(t, 10*time.Second, o.Cluster.CallTimeout)

@@ -170,7 +170,7 @@ func (op *readOp) readView(v *store.View) {
 		again, err = op.look(v)
 		return err
 	})
-	v.Close() // the store waits for this before it closes
+	v.Done() // the store waits for this before it closes
 	if op.err = err; !again {
 		op.completion.settle(nil)
 	} else if err := op.shard.inbox.Pass(op); err != nil {

@@ -49,24 +49,13 @@ func contain(log *slog.Logger, what string, f func(), caught func(error)) {
 	})
 }
 
-// containUser calls a function of the user that must not panic.
-func containUser(log *slog.Logger, what string, f func()) (ok bool) {
-	guard.RunUser(what, func() { f(); ok = true }, func(value any, stack []byte) {
-		log.Error(what+" has panicked", "value", fmt.Sprint(value), "stack", string(stack))
-	})
-	return ok
-}
-
 // abandon answers the caller of an operation that may have been answered before. It does not
 // release the references of a claim, since it is not known who holds them.
 func abandon(op operation, reason error) {
-	if e, ok := op.(leaseEnd); ok && e.of().runner != nil {
-		op.settle(reason)
+	_, tells := op.(leaseEnd) // its runner, perhaps
+	if b, ok := op.(interface{ base() *completion }); ok && !tells {
+		b.base().settle(reason)
 		return
 	}
-	if b, ok := op.(interface{ base() *completion }); ok {
-		b.base().settle(reason)
-	} else {
-		op.settle(reason)
-	}
+	op.settle(reason)
 }

@@ -35,6 +35,7 @@ func init() {
 		m.writer.Adopt = func([]byte) error { return nil }
 		return m.Apply
 	}
+	inspect.TaskInfo = func(t *store.Task) any { return taskInfo(t) }
 	inspect.Of = func(queue any) inspect.Queue { return inspected{queue.(*Queue)} }
 }
 
@@ -46,10 +47,8 @@ func (i inspected) Shards() int { return len(i.q.replicas) }
 func (i inspected) Leads(shard int) bool { return i.q.shard(shard) != nil }
 
 func (i inspected) Commits() (n uint64) {
-	for _, r := range i.q.replicas {
-		if s := r.lead.Load(); s != nil {
-			n += s.commits.Load()
-		}
+	for _, s := range i.q.led() {
+		n += s.commits.Load()
 	}
 	return n
 }
@@ -99,31 +98,6 @@ func (i inspected) Read(shard int, f func(*store.Store) error) error {
 	return i.q.replicas[shard].slot.Use(f)
 }
 
-func (i inspected) Tasks(shard int) (any, error) {
-	r, found := i.q.replicas[shard], make(map[ID]*TaskInfo)
-	err := r.slot.Use(func(st *store.Store) error {
-		snap := st.DB().NewSnapshot()
-		defer snap.Close()
-		for _, prefix := range keys.RecordRanges {
-			if err := store.Scan(snap, prefix, func(key, value []byte) error {
-				id, place, err := keys.ParsePlaceKey(key)
-				if err != nil {
-					return err
-				}
-				task, err := store.NewSnapshot(snap).Task(id, place, value)
-				if err == nil {
-					found[id] = taskInfo(task)
-				}
-				return err
-			}); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	return found, err
-}
-
 func (i inspected) StartingAt(shard int) any {
 	return i.view(i.q.replicas[shard : shard+1])
 }
@@ -154,10 +128,7 @@ func (i inspected) Directory() *manifest.Directory { return i.q.dir }
 
 func (i inspected) RaiseBarrier(ctx context.Context) (resume func() error, err error) {
 	b, err := i.q.raiseBarrier(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return b.resume, nil
+	return b.resume, err
 }
 
 func (i inspected) Leaders() cluster.Leaders { return (*leaders)(i.q.node) }

@@ -154,7 +154,13 @@ func (q *Queue) listPage(ctx context.Context, of string, o *PageOptions, begin [
 	}
 	read := q.readPage(ctx)
 	r, err := listing.ReadPage(all, from, newLister, len(q.replicas), listKey, func(shard int, l *lister) error {
-		return dropLate(l, shard, begin, read(shard, l))
+		err := read(shard, l)
+		if err == nil && begin != nil {
+			l.Page = slices.DeleteFunc(l.Page, func(i listed) bool {
+				return i.Task.State == Dead && !msTime(cmp.Or(i.Stamp, uint64(i.Task.At.UnixMilli()))).Before(begin[shard])
+			})
+		}
+		return err
 	})
 	if err != nil {
 		return nil, err
@@ -207,14 +213,4 @@ func (q *Queue) readPage(ctx context.Context) func(shard int, l *lister) error {
 	return func(shard int, l *lister) error {
 		return q.read(ctx, shard, callPage, l)
 	}
-}
-
-// dropLate drops the tasks that died since begin, if err is nil.
-func dropLate(l *lister, shard int, begin []time.Time, err error) error {
-	if err == nil && begin != nil {
-		l.Page = slices.DeleteFunc(l.Page, func(i listed) bool {
-			return i.Task.State == Dead && !msTime(cmp.Or(i.Stamp, uint64(i.Task.At.UnixMilli()))).Before(begin[shard])
-		})
-	}
-	return err
 }

@@ -26,7 +26,7 @@ func TestPageIsReadAgain(t *testing.T) {
 		visit := func() (again bool) { // the owner's part, then the reader's part
 			require.NoError(t, s.probe(func(s *shard) (err error) {
 				v := s.replica.slot.View()
-				defer v.Close()
+				defer v.Done()
 				l.Visit(&s.rules, v.Snapshot)
 				again, err = l.Look(v.Snapshot, s.hasEnded)
 				return err
@@ -67,7 +67,7 @@ func TestListBeginsBehindTheConsumed(t *testing.T) {
 	l := newLister(listing.Query{State: engine.Ready, Queue: "a"})
 	require.NoError(t, q.shard(0).probe(func(s *shard) error {
 		v := s.replica.slot.View()
-		defer v.Close()
+		defer v.Done()
 		l.Visit(&s.rules, v.Snapshot)
 		again, err := l.Look(v.Snapshot, s.hasEnded)
 		require.True(t, again)

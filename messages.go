@@ -33,70 +33,54 @@ func (p *messageBatch) resolve(s *shard) {
 // receiver takes no more, they stay where they are until the next Open.
 func (s *shard) deliver(o *engine.Outgoing) {
 	p := &messageBatch{completion: newCompletion(callMessages), Messages: call.Messages{From: s.index, First: o.First, List: o.Messages}, to: o.To}
-	taken := confirmOp{to: o.To, first: o.First, n: len(o.Messages), durable: true}
 	if s.node != nil {
 		s.goFor("messages", func() {
 			n := s.node
 			change := n.queue.replicas[p.to].group.Changed()
 			_, err := n.do(n.ctx, p.to, p)
+			taken := len(p.List)
 			if err != nil {
-				taken.n = 0 // they may not be
+				taken = 0 // they may not be
 			}
 			if cluster.Pace(n.ctx, change, err) {
-				_ = s.inbox.Pass(&taken) // the next leader of the shard sends them again
+				notify(s.inbox, &confirmVerb, func(s *shard) { // or else the next leader sends them again
+					s.confirm(p.to, p.First, taken)
+					s.rules.Mail.Durable(p.to, p.First+uint64(taken)-1)
+				})
 			}
 		})
 		return
 	}
 	to := s.peers[p.to]
+	durable := func(s *shard) { s.rules.Mail.Durable(p.to, p.First+uint64(len(p.List))-1) }
 	p.reply = func(err error) {
-		if err != nil {
-			_ = s.inbox.Pass(&confirmOp{to: p.to, err: err})
+		if err != nil { // the receiver takes none any more
+			notify(s.inbox, &confirmVerb, func(s *shard) { s.takers.End(p.to, err, func(t *takenOp) { t.settle(err) }) })
 			return
 		}
-		forGood := taken
-		forGood.late = true
-		taken.durable = to == s || !to.rules.Store.AfterSync(s.index, func() { _ = s.inbox.Pass(&forGood) })
-		_ = s.inbox.Pass(&taken) // one that is closing sends them again, to be ignored
+		later := to != s && to.rules.Store.AfterSync(s.index, func() { notify(s.inbox, &confirmVerb, durable) })
+		notify(s.inbox, &confirmVerb, func(s *shard) { // one that is closing sends them again, to be ignored
+			if s.confirm(p.to, p.First, len(p.List)); !later {
+				durable(s)
+			}
+		})
 	}
 	if err := to.inbox.Pass(p); err != nil {
 		p.reply(err)
 	}
 }
 
-// confirmOp reports that messages were taken, or must be sent again. In a standalone queue a
-// receiver that does not take them takes none any more.
-type confirmOp struct {
-	to      int
-	first   uint64
-	n       int   // so many of those sent
-	err     error // why they were not, in a standalone queue
-	late    bool  // they were confirmed as taken before
-	durable bool  // for good
-}
-
-func (op *confirmOp) settle(error) {}
-func (op *confirmOp) verb() *verb  { return &confirmVerb }
-
-func (op *confirmOp) resolve(s *shard) {
-	switch {
-	case op.err != nil:
-		s.takers.End(op.to, op.err, func(t *takenOp) { t.settle(op.err) })
-		return
-	case !op.late:
-		s.rules.Mail.Confirmed(op.to, op.first, op.n)
-		first, _ := s.rules.Mail.Untaken(op.to)
-		s.takers.Take(op.to, first-1, func(t *takenOp) {
-			if s.node == nil { // messages stay taken even if this group fails
-				t.settle(nil)
-				return
-			}
-			s.settleAfterCommit(t) // which confirms that this node led when the call came
-		})
-	}
-	if op.durable {
-		s.rules.Mail.Durable(op.to, op.first+uint64(op.n)-1)
-	}
+// confirm notes that so many messages were taken, or must be sent again.
+func (s *shard) confirm(to int, first uint64, n int) {
+	s.rules.Mail.Confirmed(to, first, n)
+	untaken, _ := s.rules.Mail.Untaken(to)
+	s.takers.Take(to, untaken-1, func(t *takenOp) {
+		if s.node == nil { // messages stay taken even if this group fails
+			t.settle(nil)
+			return
+		}
+		s.settleAfterCommit(t) // which confirms that this node led when the call came
+	})
 }
 
 // goFor does something for the owner, which relies on it, on a goroutine that Close waits for.
@@ -110,10 +94,12 @@ func (s *shard) goFor(what string, f func()) {
 // store.Slot.View.
 func (s *shard) startSweep(sw *engine.LaneSweep) {
 	v := s.replica.slot.View()
+	var err error
+	swept := func(s *shard) { s.rules.Names.Swept(sw, err) }
 	go func() {
-		defer v.Close() // which the store waits for before it closes
-		err := guarded(s.opts.log, "sweep of lanes", func() error { return sw.Names.Read(v.Reader(), s.hasEnded) })
-		notify(s.inbox, &internal, func(s *shard) { s.rules.Names.Swept(sw, err) })
+		defer v.Done() // which the store waits for before it closes
+		err = guarded(s.opts.log, "sweep of lanes", func() error { return sw.Names.Read(v.Reader(), s.hasEnded) })
+		notify(s.inbox, &internal, swept)
 	}()
 }
 

@@ -242,7 +242,7 @@ func (o *Options) withDefaults() (*Options, error) {
 		value         *int
 		low, def, max int
 	}{
-		{"Options.Shards", &c.Shards, 1, 0, maxShards}, // 0: as in the directory, or newShards
+		{"Options.Shards", &c.Shards, 1, 0, maxShards}, // 0: as in the directory, or manifest.NewShards
 		{"Options.GroupCap", &c.GroupCap, 1, 1024, 1 << 16},
 		{"Options.InboxDepth", &c.InboxDepth, 1, 4096, 1 << 20},
 		{"Options.WindowTasks", &c.WindowTasks, 1, 4096, 1 << 20},
@@ -336,15 +336,8 @@ func (o *Options) setShards(shards int) {
 
 // storeConfigIn returns the configuration of the shards' stores in a directory of a format.
 func (o *Options) storeConfigIn(format int) store.Config {
-	c := o.storeConfig()
-	c.Format = o.private.Pebble(format)
-	return c
-}
-
-// storeConfig returns the configuration of the shards' stores, in the newest format.
-func (o *Options) storeConfig() store.Config {
 	c := store.Config{
-		FS: o.private.FS, Log: o.log, Durability: store.Process,
+		FS: o.private.FS, Log: o.log, Durability: store.Process, Format: o.private.Pebble(format),
 		MemTableBytes: o.MemTableBytes, ReclaimFrom: o.private.ReclaimFrom,
 	}
 	switch {
@@ -364,17 +357,6 @@ func checkDir(field, dir string) error {
 		return &InvalidError{field, fmt.Sprintf("%q", dir), "the path of a directory"}
 	}
 	return nil
-}
-
-// newShards is the default of a new directory.
-func (o *Options) newShards(procs int) int {
-	switch {
-	case o.Cluster != nil:
-		return 3 // on machines of any size
-	case o.Durability == DurabilityDisk: // each shard syncs a log of its own, for the fewer callers
-		procs = (procs + 1) / 2
-	}
-	return min((procs+2)/3, 8)
 }
 
 // volatile describes how acknowledged changes are stored.

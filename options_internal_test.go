@@ -116,7 +116,7 @@ func TestOpenRefusesShards(t *testing.T) {
 	require.NoError(t, err)
 	o.setShards(1)
 	caches := store.NewCaches(o.CacheBytes, o.MemTableBytes, 1)
-	empty, err := store.Open(second, o.storeConfig(), caches, true)
+	empty, err := store.Open(second, o.storeConfigIn(manifest.Format), caches, true)
 	require.NoError(t, err)
 	require.NoError(t, empty.Close())
 	caches.Close()
@@ -208,13 +208,12 @@ func TestDefaultShards(t *testing.T) {
 		DurabilityDisk:    {1: 1, 2: 1, 6: 1, 7: 2, 12: 2, 13: 3, 24: 4, 48: 8, 1024: 8},
 	} {
 		for procs, want := range want {
-			o := Options{Durability: level}
-			require.Equal(t, want, o.newShards(procs), "%v, %d cores", level, procs)
+			require.Equal(t, want, manifest.NewShards(false, level == DurabilityDisk, procs), "%v, %d cores", level, procs)
 		}
 		opts := inspect.With(&Options{Durability: level}, inspect.Private{FS: crashfs.New()})
 		q, err := Open("q", opts)
 		require.NoError(t, err)
-		require.Len(t, q.replicas, opts.newShards(runtime.GOMAXPROCS(0)))
+		require.Len(t, q.replicas, manifest.NewShards(false, level == DurabilityDisk, runtime.GOMAXPROCS(0)))
 		require.NoError(t, q.Close())
 	}
 }

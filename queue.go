@@ -115,7 +115,8 @@ func open(dir string, opts *Options) (*Queue, error) {
 	if err != nil {
 		return nil, err
 	}
-	want := manifest.Want{Shards: o.Shards, NewShards: o.newShards(runtime.GOMAXPROCS(0)), Exists: o.MustExist}
+	want := manifest.Want{Shards: o.Shards, Exists: o.MustExist}
+	want.NewShards = manifest.NewShards(o.Cluster != nil, o.Durability == DurabilityDisk, runtime.GOMAXPROCS(0))
 	if c := o.Cluster; c != nil {
 		want.Node, want.Founds, want.Check = c.Node, c.isAlone(), c.checkOpen
 	}

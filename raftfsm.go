@@ -87,8 +87,8 @@ func (m *stateMachine) Open(install func() error) (last cluster.Position, err er
 	return last, err
 }
 
-// begin reads the position of the log of which a store has all before, and adopts its format. A
-// store that is the first of this process may be that of a standalone queue.
+// begin returns the position of a store in the log, and adopts its format. The first store of this
+// process may be that of a standalone queue.
 func (r *replica) begin(st *store.Store, first bool) (last cluster.Position, err error) {
 	q := r.node.queue
 	err = st.Read(func() error {
@@ -205,7 +205,7 @@ func (r *replica) noteClock() {
 func (s *shard) Serve() {
 	s.replica.lead.Store(s)
 	go s.runGuarded()
-	s.node.claims.joined(s)
+	s.node.claims.Each(s.admit) // they wait in all shards of this node
 }
 
 // StepDown ends the owner.

@@ -17,6 +17,7 @@ import (
 	"codeq/internal/container/recent"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
+	"codeq/internal/guard"
 	"codeq/internal/record"
 	"codeq/internal/workerpool"
 )
@@ -196,10 +197,17 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 	return r, nil
 }
 
-func (r *runner) run(ctx context.Context) error {
-	if n := r.queue.node; n != nil {
-		if err := n.wantCancels(ctx); err != nil {
-			if ctx.Err() != nil {
+func (r *runner) run(own context.Context) error {
+	log := r.queue.opts.log
+	ctx, stop := guard.Until(own, r.queue.closing, ErrClosed, log, "watch of Run", func(what string, value any, stack []byte) error {
+		err := panicError(what, value, stack)
+		r.failed.CompareAndSwap(nil, &err)
+		return err
+	})
+	defer func() { _ = stop(nil) }()
+	if n := r.queue.node; n != nil { // it waits for leaders as long as the claims do
+		if err := n.Insist(ctx, func() error { return n.want(ctx, engine.WantCancels) }); err != nil {
+			if err = stop(err); own.Err() != nil {
 				return nil
 			}
 			return err
@@ -208,24 +216,17 @@ func (r *runner) run(ctx context.Context) error {
 	}
 	ctx, r.stopClaims = context.WithCancelCause(ctx)
 	defer r.stopClaims(nil)
-	var closer, renewing sync.WaitGroup
-	log := r.queue.opts.log
-	closer.Go(func() {
-		contain(log, "watch of Run", func() {
-			select {
-			case <-r.queue.closing:
-				r.stopClaims(ErrClosed)
-			case <-ctx.Done():
-			}
-		}, r.crash)
-	})
+	var renewing sync.WaitGroup
 	r.since = r.queue.opts.private.Wall()
 	r.number = r.queue.runs.Add(r)
 	defer r.queue.runs.Remove(r.number)
 	for i := range r.queue.replicas {
 		h := &leaseRenewer{Heartbeat: workerpool.NewHeartbeat(), runner: r, shard: i}
 		r.renewers = append(r.renewers, h)
-		renewing.Go(func() { contain(log, "heartbeat", h.run, r.crash) })
+		begin := func() { h.renewedAt = r.queue.opts.private.Mono() }
+		renewing.Go(func() {
+			contain(log, "heartbeat", func() { h.Run(r.opts.LeaseFor/3, begin, h.renew) }, r.crash)
+		})
 	}
 	fetchers := len(r.queue.replicas)
 	if r.req.NoWait { // a single fetcher knows how many tasks are at work
@@ -240,8 +241,6 @@ func (r *runner) run(ctx context.Context) error {
 		}
 	}
 	cause := context.Cause(ctx)
-	r.stopClaims(nil)
-	closer.Wait()
 	var err error
 	if running := r.pool.Drain(cause); running > 0 {
 		err = fmt.Errorf("%w: %d", ErrHandlersRunning, running)
@@ -362,9 +361,11 @@ func (r *runner) report(l *Lease, err error) {
 		return
 	}
 	done := make(chan struct{})
-	go containUser(r.queue.opts.log, "OnError", func() {
+	go guard.RunUser("OnError", func() {
 		defer close(done)
 		r.opts.OnError(l, err)
+	}, func(value any, stack []byte) {
+		r.queue.opts.log.Error("OnError has panicked", "value", fmt.Sprint(value), "stack", string(stack))
 	})
 	<-done
 }
@@ -566,10 +567,6 @@ type leaseRenewer struct {
 	runner                *runner
 	shard                 int
 	renewedAt             time.Time // when the shard last renewed leases
-}
-
-func (h *leaseRenewer) run() {
-	h.Run(h.runner.opts.LeaseFor/3, func() { h.renewedAt = h.runner.queue.opts.private.Mono() }, h.renew)
 }
 
 // renew renews the leases of the running handlers, and cancels handlers that have lost theirs.

@@ -257,7 +257,8 @@ func tickTask(template *Task, name string, tick uint64) Task {
 
 // value returns the stored form, without a position in time.
 func (s *Schedule) value() keys.ScheduleValue {
-	rec := s.Task.record()
+	var rec record.Record
+	s.Task.fill(&rec)
 	return keys.ScheduleValue{
 		Missed: uint8(s.Missed), Every: record.Millis(s.Every), Cron: s.Cron, TimeZone: s.TimeZone,
 		Queue: s.Task.Queue, Tenant: s.Task.Tenant, Priority: uint8(s.Task.Priority), Record: rec.Encode(),

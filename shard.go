@@ -48,7 +48,7 @@ type shard struct {
 	waiters
 	undecided undecided
 	callers   callers
-	space     diskSpace
+	space     owner.DiskWatch
 	upkeep    owner.UpkeepClock
 	timer     *time.Timer
 	panicked  bool // the reason why the owner has ended
@@ -68,7 +68,7 @@ func newShard(index int, opts *Options, st *store.Store, gates *dispatch.Gates) 
 		done:    make(chan struct{}),
 		clock:   owner.NewClock(),
 		timer:   time.NewTimer(time.Hour),
-		space:   diskSpace{DiskWatch: owner.NewDiskWatch(st, opts.MinFreeBytes, opts.Shards)},
+		space:   owner.NewDiskWatch(st, opts.MinFreeBytes, opts.Shards),
 		upkeep:  owner.UpkeepClock{UpkeepTable: new(owner.UpkeepTable)},
 		waiters: waiters{takers: entries.NewLines[*takenOp](opts.Shards)},
 	}
@@ -278,7 +278,7 @@ func (s *shard) fail(cause error) {
 
 // dismiss refuses all waiting operations.
 func (s *shard) dismiss(reason error) {
-	for op := range s.waiting {
+	for _, op := range s.waiting() {
 		op.settle(reason)
 	}
 	if s.undecided.barrier != nil {
@@ -287,7 +287,7 @@ func (s *shard) dismiss(reason error) {
 	for _, op := range s.undecided.large.All() {
 		refuse(op, reason)
 	}
-	for _, op := range append(s.undecided.deferred, s.space.parked...) {
+	for _, op := range append(s.undecided.deferred, s.undecided.parked...) {
 		refuse(op, reason)
 	}
 	s.permits.Close(reason)
@@ -318,13 +318,13 @@ func (s *shard) rescue(inHand []operation, taken *claimOp, cause error) {
 	listed := make(map[operation]bool)
 	u := &s.undecided
 	for _, ops := range [...][]operation{
-		s.callers.settled, s.callers.answered, u.deferred, s.space.parked, u.taken[u.cursor:],
+		s.callers.settled, s.callers.answered, u.deferred, u.parked, u.taken[u.cursor:],
 	} {
 		for _, op := range ops {
 			listed[op] = true
 		}
 	}
-	for op := range s.waiting {
+	for _, op := range s.waiting() {
 		listed[op] = true
 	}
 	outcome := fmt.Errorf("%w: shard %d: %w", ErrUncertain, s.index, cause)
@@ -365,12 +365,6 @@ func wallMillis(o *Options) uint64 { return uint64(max(o.private.Wall().UnixMill
 // Invariant: while the room is RoomNone or RoomEmpty, the owner's clock stands still, since workers
 // cannot extend their leases, and can end few of them.
 
-// diskSpace is a shard owner's view of the free space, and the operations that wait for space.
-type diskSpace struct {
-	owner.DiskWatch
-	parked []operation
-}
-
 // look measures the free space if that is due.
 func (s *shard) look() {
 	d, before := &s.space, s.start.Room
@@ -386,28 +380,21 @@ func (s *shard) look() {
 		s.opts.log.Warn("room on the disk", "shard", s.index, "free", d.Free(), "level", room.String())
 	}
 	if room < before {
-		s.undecided.deferred = append(s.undecided.deferred, d.parked...)
-		clear(d.parked)
-		d.parked = d.parked[:0]
+		s.undecided.deferred = append(s.undecided.deferred, s.undecided.parked...)
+		clear(s.undecided.parked)
+		s.undecided.parked = s.undecided.parked[:0]
 	}
-	s.dropParked()
+	s.undecided.parked = slices.DeleteFunc(s.undecided.parked, func(op operation) bool {
+		w, ok := op.(roomWaiter)
+		gone := ok && !w.WaitsForRoom()
+		if gone {
+			refuse(op, d.Refusal(s.index))
+		}
+		return gone
+	})
 	if room > engine.RoomLow { // no message is sent or taken
 		s.takers.Dismiss(func(t *takenOp) { t.settle(d.Refusal(s.index)) })
 	}
-}
-
-// dropParked refuses parked operations if their callers have stopped waiting.
-func (s *shard) dropParked() {
-	kept := s.space.parked[:0]
-	for _, op := range s.space.parked {
-		if w, ok := op.(roomWaiter); ok && !w.WaitsForRoom() {
-			refuse(op, s.space.Refusal(s.index))
-			continue
-		}
-		kept = append(kept, op)
-	}
-	clear(s.space.parked[len(kept):])
-	s.space.parked = kept
 }
 
 // hasSpace reports whether the stores of a group can write their tables and logs.
@@ -427,7 +414,7 @@ func (s *shard) parkOrRefuse(op operation) {
 		return
 	}
 	if w, ok := op.(roomWaiter); op.verb().is(waitsRoom) || ok && w.WaitsForRoom() {
-		s.space.parked = append(s.space.parked, op)
+		s.undecided.parked = append(s.undecided.parked, op)
 		return
 	}
 	refuse(op, s.space.Refusal(s.index))

@@ -309,12 +309,6 @@ func (t *Task) tied() bool {
 	return t.Unique.Key != "" || t.Group != "" || t.LimitKey != "" || len(t.After) != 0
 }
 
-// record returns the stored form of a new task.
-func (t *Task) record() (r record.Record) {
-	t.fill(&r)
-	return r
-}
-
 // fill makes r, which is zero, the stored form of a new task.
 func (t *Task) fill(r *record.Record) {
 	r.MaxAttempts, r.RunAt = uint32(t.MaxAttempts), runAtMillis(t.RunAt)

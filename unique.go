@@ -106,13 +106,8 @@ func (t *Task) limitScope() uint64 { return keys.LimitScope(t.Queue, t.LimitKey)
 
 func (t *Task) groupScope() uint64 { return keys.GroupScope(t.Queue, t.Tenant, t.LimitKey, t.Group) }
 
-func (t *Task) uniqueKey() UniqueKey {
-	return UniqueKey{Queue: t.Queue, Tenant: t.Tenant, Group: t.Group, LimitKey: t.LimitKey, Key: t.Unique.Key}
-}
-
 func (t *Task) uniqueHash() [keys.UniqueLen]byte {
-	k := t.uniqueKey()
-	return k.hash()
+	return keys.UniqueHash(t.Queue, t.Tenant, t.LimitKey, t.Group, t.Unique.Key)
 }
 
 // UniqueKey identifies an idempotency key by the fields of the task that has it: tasks that differ

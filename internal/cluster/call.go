@@ -179,6 +179,21 @@ func (n *Node) Insist(ctx context.Context, call func() error) error {
 	}
 }
 
+// AwaitLeader repeats a question to the leader of the shard until it is answered. If ctx ends
+// before, the error says why the leader cannot be asked.
+func (g *Group) AwaitLeader(ctx context.Context, ask func() error) error {
+	for why := error(nil); ; { // there was none, the last time
+		err := ask()
+		if ctx.Err() != nil && err != nil && why != nil && !errors.Is(err, base.ErrNotLeader) {
+			return fmt.Errorf("%w: %w", err, why)
+		}
+		if ctx.Err() != nil || g.removed.Load() || IsRemoval(err) || !errors.Is(err, base.ErrNotLeader) && !errors.Is(err, base.ErrUncertain) {
+			return err
+		}
+		why = err
+	}
+}
+
 // wasResolved reports whether err, if it is not uncertain, is the decision of an owner. A refusal
 // for lack of room is no decision.
 func wasResolved(err error) bool {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/hashicorp/raft"
 
@@ -167,6 +168,20 @@ func (g *Group) AwaitApplied(ctx context.Context, index uint64) error {
 			return base.EndOf(ctx)
 		}
 	}
+}
+
+// Reach is AwaitApplied for a time; its error says how far the store is. A nil Group has no log.
+func (g *Group) Reach(index uint64, within time.Duration) error {
+	if g == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	err := g.AwaitApplied(ctx, index)
+	if errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("this node is behind: it has applied %d of %d log entries", g.Applied(), index)
+	}
+	return err
 }
 
 // Snapshot begins a snapshot, which is the store itself.

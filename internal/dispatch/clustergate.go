@@ -119,12 +119,16 @@ func limitsOf(set *record.Settings) permits.Limits {
 // Reports returns how many reports the shard has sent to allocators.
 func (t *Permits) Reports() uint64 { return t.reports }
 
-// Limit applies the limits of a queue for all its shards. afterOpen is as in engine.Reconfigured.
-func (t *Permits) Limit(q *Queue, afterOpen bool) {
-	t.hold(q)
-	if t.claims.index == 0 {
-		t.allocate(q, afterOpen)
+// Limit applies the new settings of a queue to its claims: by a gate if the process has all shards,
+// otherwise by permits.
+func (t *Permits) Limit(r engine.Reconfigured) {
+	q := t.claims.Of(r.Queue)
+	if t.claims.gates != nil {
+		t.claims.limit(q, r.AfterOpen)
+	} else if t.hold(q); t.claims.index == 0 {
+		t.allocate(q, r.AfterOpen)
 	}
+	t.claims.Open(q)
 }
 
 // hold makes the claims of a queue pass its permits, if it has limits.

@@ -462,7 +462,7 @@ func TestOldSettingsOfGates(t *testing.T) {
 	q.Counts.Leased = 3
 	limit := func(version uint64, concurrency int) {
 		q.Configured = engine.Configured{Version: version, Settings: &record.Settings{Concurrency: concurrency}}
-		d.Limit(q, true)
+		d.limit(q, true)
 	}
 	limit(1, 4)
 	limit(2, 5)
@@ -495,7 +495,7 @@ func TestGateGoes(t *testing.T) {
 		if concurrency == 0 {
 			q.Removed, q.Version = version, 0
 		}
-		d.Limit(q, true)
+		d.limit(q, true)
 		return q
 	}
 	q := limit(d, 1, 1)

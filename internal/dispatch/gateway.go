@@ -157,9 +157,6 @@ func (d *Dispatcher) LeaveGates() {
 // count them.
 func (q *Queue) atWork() int { return int(q.Counts.Leased) + q.Orphans }
 
-// HasGates reports whether the process has all shards, so that Limit has an effect.
-func (d *Dispatcher) HasGates() bool { return d.gates != nil }
-
 // Gateway returns the gateway of a queue; nil: none.
 func (q *Queue) Gateway() Gateway { return q.gate }
 
@@ -169,9 +166,9 @@ func (d *Dispatcher) SetGateway(q *Queue, g Gateway) {
 	q.SetGated(g != nil)
 }
 
-// Limit applies the settings of a queue to its gate, if the process has all shards. known is false
-// if the queue may have used tokens before the process began.
-func (d *Dispatcher) Limit(q *Queue, known bool) {
+// limit applies the settings of a queue to its gate. known is false if the queue may have used
+// tokens before the process began. REQUIRES: the process has all shards.
+func (d *Dispatcher) limit(q *Queue, known bool) {
 	if q.Version == 0 {
 		d.dropGate(q)
 		return

@@ -74,6 +74,9 @@ var Options func(options any) *Private
 // Apply returns how a replica applies entries to its store, which is st.
 var Apply func(st *store.Store) func(cluster.Entry) error
 
+// TaskInfo returns a stored task as a *codeq.TaskInfo.
+var TaskInfo func(*store.Task) any
+
 // With sets the private part of options, and returns them.
 func With[O any](options *O, private Private) *O {
 	*Options(options) = private
@@ -100,9 +103,6 @@ type Queue interface {
 	Asleep(shard int, look func(*Owner))
 	// Read calls f with the store that this process has of a shard, which stays open meanwhile.
 	Read(shard int, f func(*store.Store) error) error
-	// Tasks returns the tasks that the store of a shard has, as a map[codeq.ID]*codeq.TaskInfo, and
-	// does not ask its owner.
-	Tasks(shard int) (any, error)
 	// StartingAt returns the *codeq.Queue with a given shard in place of a random one: Produce and
 	// ProduceBatch store there, Claim and ClaimBatch ask there first. Other verbs fail.
 	StartingAt(shard int) any

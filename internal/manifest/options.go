@@ -86,3 +86,15 @@ func (o *Options) SetDefaults(maxParents, maxCommit int) (field string, value an
 
 // forever is a retention without end.
 const forever time.Duration = -1
+
+// NewShards is the default of a new directory, on a machine with so many processors. synced: each
+// commit is forced to the disk.
+func NewShards(cluster, synced bool, procs int) int {
+	switch {
+	case cluster:
+		return 3 // on machines of any size
+	case synced: // each shard syncs a log of its own, for the fewer callers
+		procs = (procs + 1) / 2
+	}
+	return min((procs+2)/3, 8)
+}

@@ -207,19 +207,37 @@ func (in *Inbox[Op]) Take(into []Op, sleep bool) (ops []Op, late Lateness, refus
 	return ops, late, in.refuse
 }
 
-// Pick takes out an operation that matches; the first of the given number of operations are known
-// not to. When there is none, the owner is taken to wait on Wake from now on, and known is how many
-// do not match. refused is why no other will follow.
-func (in *Inbox[Op]) Pick(from int, match func(Op) bool) (op Op, known int, refused error) {
+// Await sleeps until an operation that matches has come, and takes it out. It returns none when no
+// other will follow, gone is closed or limit receives.
+func (in *Inbox[Op]) Await(match func(Op) bool, gone <-chan struct{}, limit <-chan time.Time) (op Op, found bool) {
+	for known := 0; ; {
+		var ended bool
+		if op, found, ended = in.pick(&known, match); found || ended {
+			return op, found
+		}
+		select {
+		case <-in.wake:
+			continue
+		case <-gone:
+		case <-limit:
+		}
+		in.Awake()
+		return op, false
+	}
+}
+
+// pick takes out an operation that matches; the first of the known ones do not. If there is none,
+// the owner waits on wake from now on, unless no other will follow.
+func (in *Inbox[Op]) pick(known *int, match func(Op) bool) (op Op, found, ended bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	if i := slices.IndexFunc(in.ops[from:], match); i >= 0 {
-		op = in.ops[from+i]
-		in.ops = slices.Delete(in.ops, from+i, from+i+1)
-		return op, 0, nil
+	if i := slices.IndexFunc(in.ops[*known:], match); i >= 0 {
+		op = in.ops[*known+i]
+		in.ops = slices.Delete(in.ops, *known+i, *known+i+1)
+		return op, true, false
 	}
-	in.sleeping = in.refuse == nil
-	return op, len(in.ops), in.refuse
+	*known, in.sleeping = len(in.ops), in.refuse == nil
+	return op, false, in.refuse != nil
 }
 
 // Len returns how many operations wait.

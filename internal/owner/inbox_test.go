@@ -71,23 +71,36 @@ func TestOwnerIsWoken(t *testing.T) {
 	})
 }
 
-// TestPick: the owner takes one operation from the middle, and sleeps if there is none.
-func TestPick(t *testing.T) {
-	in := owner.NewInbox(8, time.Now, func(int) bool { return false })
-	for op := range 3 {
-		require.NoError(t, in.Pass(op))
-	}
-	isNine := func(op int) bool { return op == 9 }
-	_, known, refused := in.Pick(0, isNine)
-	require.Equal(t, 3, known)
-	require.NoError(t, refused)
-	require.NoError(t, in.Pass(9))
-	<-in.Wake()
-	op, known, _ := in.Pick(known, isNine)
-	require.Equal(t, 9, op)
-	require.Zero(t, known)
-	ops, _, _ := in.Take(nil, false)
-	require.Equal(t, []int{0, 1, 2}, ops)
+// TestAwait: the owner takes one operation from the middle, and sleeps until it comes. Others do
+// not end the sleep, which ends as well when the caller has gone or the inbox is stopped.
+func TestAwait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		in := owner.NewInbox(8, time.Now, func(int) bool { return false })
+		for op := range 3 {
+			require.NoError(t, in.Pass(op))
+		}
+		isNine := func(op int) bool { return op == 9 }
+		go func() {
+			for _, op := range []int{7, 9, 8} {
+				time.Sleep(time.Millisecond)
+				_ = in.Pass(op)
+			}
+		}()
+		op, found := in.Await(isNine, nil, nil)
+		require.True(t, found)
+		require.Equal(t, 9, op)
+		gone := make(chan struct{})
+		close(gone)
+		_, found = in.Await(isNine, gone, nil)
+		require.False(t, found)
+		_, found = in.Await(isNine, nil, time.After(time.Second))
+		require.False(t, found)
+		ops, _, _ := in.Take(nil, false)
+		require.Equal(t, []int{0, 1, 2, 7, 8}, ops)
+		in.Stop(errStopped)
+		_, found = in.Await(isNine, nil, nil)
+		require.False(t, found)
+	})
 }
 
 // TestStop: accepted operations stay. Later operations are refused for the first reason, or with

@@ -11,7 +11,7 @@ import (
 
 // handOn are functions that a goroutine may call outside of its guard: they only pass its outcome
 // on.
-var handOn = []string{"close", "Done", "Stop", "Wait", "settle", "Fail", "Reply", "encodeError", "EncodeError", "report", "fail", "cancel", "tried", "Pass", "Errorf"}
+var handOn = []string{"close", "Done", "Stop", "Wait", "settle", "Fail", "Reply", "encodeError", "EncodeError", "report", "fail", "cancel", "tried", "Pass", "notify", "Errorf"}
 
 // startedBy returns the functions that a package starts: calls in go statements, and arguments of
 // Go of a WaitGroup or errgroup, and of AfterFunc.

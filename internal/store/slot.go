@@ -127,8 +127,8 @@ func (s *Slot) View() *View {
 	return v
 }
 
-// Close closes the view.
-func (v *View) Close() {
+// Done closes the view.
+func (v *View) Done() {
 	_ = v.snap.Close() // fails only when closed twice
 	v.slot.mu.RUnlock()
 }

@@ -751,12 +751,6 @@ func dump(q *codeq.Queue, shard int) (entries []simEntry, err error) {
 	return entries, err
 }
 
-// tasksIn returns the tasks of a shard that a node has stored.
-func tasksIn(q *codeq.Queue, shard int) (map[codeq.ID]*codeq.TaskInfo, error) {
-	tasks, err := inspect.Of(q).Tasks(shard)
-	return tasks.(map[codeq.ID]*codeq.TaskInfo), err
-}
-
 // shardOf returns the shard of a task.
 func shardOf(q *codeq.Queue, id codeq.ID) int {
 	return keys.ShardOf(keys.ID(id), inspect.Of(q).Shards())
@@ -806,7 +800,7 @@ func (c *simCluster) tasks() (map[codeq.ID]*codeq.TaskInfo, error) {
 			return nil, fmt.Errorf("shard %d has no leader", shard)
 		}
 		q, _ := l.queue()
-		stored, err := tasksIn(q, shard)
+		stored, err := queuetest.Tasks(q, shard)
 		if err != nil {
 			return nil, err
 		}

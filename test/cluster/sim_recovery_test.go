@@ -190,7 +190,7 @@ func (l *logLoss) produce(n *simNode, count int) error {
 
 // missing counts the acknowledged tasks that a leader lacks.
 func (l *logLoss) missing(n *simNode) (missing int) {
-	tasks, err := tasksIn(simQueue(n), 0)
+	tasks, err := queuetest.Tasks(simQueue(n), 0)
 	require.NoError(l.t, err)
 	for _, id := range l.ids {
 		if tasks[id] == nil {

@@ -214,11 +214,37 @@ func List(q *codeq.Queue) (map[codeq.ID]*codeq.TaskInfo, error) {
 	found := make(map[codeq.ID]*codeq.TaskInfo)
 	var errs []error
 	for shard := range Led(q) {
-		tasks, err := inspect.Of(q).Tasks(shard)
-		maps.Copy(found, tasks.(map[codeq.ID]*codeq.TaskInfo))
+		tasks, err := Tasks(q, shard)
+		maps.Copy(found, tasks)
 		errs = append(errs, err)
 	}
 	return found, errors.Join(errs...)
+}
+
+// Tasks returns the tasks that the store of a shard has, without asking its owner.
+func Tasks(q *codeq.Queue, shard int) (map[codeq.ID]*codeq.TaskInfo, error) {
+	found := make(map[codeq.ID]*codeq.TaskInfo)
+	err := inspect.Of(q).Read(shard, func(st *store.Store) error {
+		snap := st.DB().NewSnapshot()
+		defer snap.Close()
+		for _, prefix := range keys.RecordRanges {
+			if err := store.Scan(snap, prefix, func(key, value []byte) error {
+				id, place, err := keys.ParsePlaceKey(key)
+				if err != nil {
+					return err
+				}
+				task, err := store.NewSnapshot(snap).Task(id, place, value)
+				if err == nil {
+					found[id] = inspect.TaskInfo(task).(*codeq.TaskInfo)
+				}
+				return err
+			}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return found, err
 }
 
 // Stored returns how many entries a range has in all shards.
