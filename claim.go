@@ -419,8 +419,9 @@ func (op *claimOp) hasVisited(s *shard) bool {
 // taken it.
 func (op *claimOp) leave(shards ...*shard) {
 	left := op.Departure()
+	do := func(s *shard) { s.claims.Leave(left) }
 	for _, s := range shards {
-		notify(s.inbox, &internal, func(s *shard) { s.claims.Leave(left) })
+		notify(s.inbox, &internal, do)
 	}
 }
 

@@ -167,7 +167,7 @@ func (op *readOp) settle(err error) {
 func (op *readOp) readView(v *store.View) {
 	again := false
 	err := guarded(op.shard.opts.log, "read", func() (err error) {
-		again, err = op.look(v)
+		again, err = op.answer(v)
 		return err
 	})
 	v.Done() // the store waits for this before it closes
@@ -178,8 +178,8 @@ func (op *readOp) readView(v *store.View) {
 	}
 }
 
-// look reads. again: the operation has to be resolved again.
-func (op *readOp) look(v *store.View) (again bool, err error) {
+// answer reads in a view. again: the operation has to be resolved again.
+func (op *readOp) answer(v *store.View) (again bool, err error) {
 	again, err = op.Look(v.Snapshot, op.shard.hasEnded)
 	if err != nil && !errors.Is(err, ErrNotFound) {
 		if reason := v.Failure(); reason != nil {

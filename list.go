@@ -59,7 +59,8 @@ func (q *Queue) List(ctx context.Context, opts ListOptions) iter.Seq2[*TaskInfo,
 				State: engine.TaskState(opts.State), Queue: opts.Queue, Tenants: opts.Tenants, From: opts.From, To: opts.To,
 			})
 		}
-		err := listing.Merge(heads, listKey, q.readPage(ctx), func(t *TaskInfo) bool { return yield(t, nil) })
+		read := func(shard int, l *lister) error { return q.read(ctx, shard, callPage, l) }
+		err := listing.Merge(heads, listKey, read, func(t *TaskInfo) bool { return yield(t, nil) })
 		if err != nil {
 			yield(nil, base.Prefixed(err))
 		}
@@ -152,9 +153,8 @@ func (q *Queue) listPage(ctx context.Context, of string, o *PageOptions, begin [
 	if !ok {
 		return nil, &InvalidError{of + ".Cursor", strconv.Quote(o.Cursor), "Next of the same selection"}
 	}
-	read := q.readPage(ctx)
 	r, err := listing.ReadPage(all, from, newLister, len(q.replicas), listKey, func(shard int, l *lister) error {
-		err := read(shard, l)
+		err := q.read(ctx, shard, callPage, l)
 		if err == nil && begin != nil {
 			l.Page = slices.DeleteFunc(l.Page, func(i listed) bool {
 				return i.Task.State == Dead && !msTime(cmp.Or(i.Stamp, uint64(i.Task.At.UnixMilli()))).Before(begin[shard])
@@ -207,10 +207,3 @@ type listed = listing.Item[TaskInfo]
 type lister = listing.Reader[TaskInfo]
 
 func newLister(q listing.Query) *lister { return listing.NewReader(q, taskInfo) }
-
-// readPage returns a function that makes a shard read the next page.
-func (q *Queue) readPage(ctx context.Context) func(shard int, l *lister) error {
-	return func(shard int, l *lister) error {
-		return q.read(ctx, shard, callPage, l)
-	}
-}
