@@ -338,7 +338,7 @@ func TestRepairInterrupted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		disk, tasks := queuetest.VariedDisk(t)
 		simtest.AlterStore(t, disk, func(db *pebble.DB) {
-			for _, prefix := range []byte{keys.Counters, keys.Pending} {
+			for _, prefix := range []byte{keys.Counters, keys.Dependent} {
 				key, _ := queuetest.First(t, db, prefix, nil)
 				require.NoError(t, db.Delete(key, nil))
 			}
