@@ -415,8 +415,7 @@ func (op *claimOp) hasVisited(s *shard) bool {
 	return at >= 0 && (at-op.begin+n)%n < op.visited
 }
 
-// leave drops the tickets of a claim in shards when its caller gives up. REQUIRES: the caller has
-// taken it.
+// leave drops the tickets of a claim when its caller gives up. REQUIRES: the caller has taken it.
 func (op *claimOp) leave(shards ...*shard) {
 	left := op.Departure()
 	do := func(s *shard) { s.claims.Leave(left) }

@@ -128,16 +128,16 @@ func (q *Queue) read(ctx context.Context, shard int, kind callKind, l lookup) er
 	return q.ask(ctx, shard, &readOp{completion: newCompletion(kind), lookup: l})
 }
 
-// lookup is what a readOp reads: a task, a page of a list, or the use of a queue.
+// lookup reads a task, a page of a list, or the use of a queue.
 type lookup interface {
 	listing.Lookup
 	call.Wire
 }
 
-// readOp reads what is stored. The owner takes a snapshot between two commits; no other goroutine
-// could, since Pebble shows a batch to readers before it has persisted. The owner also adds which
-// of the requested tasks are leased, so that the stored leases need not be scanned. Another
-// goroutine reads the snapshot; for a page of tasks in lanes the operation is resolved twice.
+// readOp makes a lookup. The owner takes a snapshot between two commits; no other goroutine could,
+// since Pebble shows a batch to readers before it has persisted. The owner also adds which of the
+// requested tasks are leased, so that the stored leases need not be scanned. Another goroutine
+// reads the snapshot; for a page of tasks in lanes the operation is resolved twice.
 type readOp struct {
 	completion
 	lookup

@@ -20,9 +20,9 @@ type Tries struct {
 	last  error // of the try before; nil: this is the first
 }
 
-// Failed returns, after an error, when the call is to be tried again; otherwise the error for the
-// caller. A change of the group may make another try worthwhile. A call that may have been applied
-// is tried again only if it is repeatable.
+// Failed returns true when another try makes sense: after a pause, or when change is closed.
+// Otherwise it returns the error for the caller. A call that may have been applied is tried again
+// only if it is repeatable.
 func (t *Tries) Failed(ctx context.Context, err error, repeatable bool, change <-chan struct{}) (again bool, _ error) {
 	removed := IsRemoval(err)
 	err = t.weigh(ctx, err)

@@ -19,7 +19,7 @@ const (
 	Tidies
 )
 
-// Upkeeps are in the order in which they are done.
+// Upkeeps are all kinds, in the order of the work.
 var Upkeeps = [...]Upkeep{
 	{
 		OpensGates, engine.RoomLow,
@@ -36,13 +36,13 @@ var Upkeeps = [...]Upkeep{
 	},
 }
 
-// IsDue reports whether a shard has it to do.
+// IsDue reports whether a shard has such work.
 func (u *Upkeep) IsDue(t *Permits) bool { return t.claims.rules.HasRoom(u.room) && u.due(t) }
 
-// Do does it, within the budget of the rules.
+// Do does the work, within the budget of the rules.
 func (u *Upkeep) Do(t *Permits) { u.do(t) }
 
-// UpkeepsDue returns how many there are to do.
+// UpkeepsDue returns how many of Upkeeps are due.
 func (t *Permits) UpkeepsDue() (n int) {
 	for i := range Upkeeps {
 		if Upkeeps[i].IsDue(t) {
