@@ -25,11 +25,13 @@ import (
 //     that tells one of them (MsgEnded), a message that one does not need it any more (MsgUnpin),
 //     and the parent itself while its children are being told (Telling).
 //   - No message is deleted before its receiver has it.
+//   - A task pins a parent after both messages about the two, MsgDepend and MsgEnded, are taken.
 //
 // If a shard is of an earlier moment than another one, a task may wait for ever: its shard has lost
 // that a parent has ended, and the message is deleted. Or a parent may be counted twice: its shard
 // has lost that it has ended, and the task's shard has counted that. A rebuilt shard may lack any
-// entry of these ranges, also about two tasks of its own.
+// entry of these ranges, also about two tasks of its own. If it lacks which messages it has taken,
+// those that are left are taken again.
 
 // Contradiction is one between what two shards have stored, or one shard about its tasks.
 type Contradiction struct {
@@ -62,21 +64,25 @@ type crosscheck struct {
 	taken [][]uint64 // by receiver and sender, the number of the last message that was taken
 	gaps  map[[2]int]bool
 
-	waits map[bond]bool       // messages that are not taken say so, or that the parent has ended
-	pins  map[keys.ID]uint64  // found, by parent; comparePins and pinAgain remove those that agree
-	unpin map[int][]storedPin // by shard: messages that are not taken
+	waits  map[bond]bool       // messages that are not taken say so, or that the parent has ended
+	pins   map[keys.ID]uint64  // found, by parent; comparePins and pinAgain remove those that agree
+	stored map[int][]storedPin // by shard; these are not taken
 }
 
-// storedPin is a message that counts a pin less.
+// storedPin is a message that counts as a pin.
 type storedPin struct {
-	key    []byte
-	parent keys.ID
+	key     []byte
+	parent  keys.ID
+	instead keys.Message // if the parent is not kept
 }
+
+// noMessage takes the place and number of another message, and concerns no task.
+var noMessage = keys.Message{Kind: keys.MsgUnpin}
 
 func newCrosscheck(shards []pebble.Reader) *crosscheck {
 	c := &crosscheck{
 		shards: shards, gaps: make(map[[2]int]bool), waits: make(map[bond]bool), pins: make(map[keys.ID]uint64),
-		unpin: make(map[int][]storedPin),
+		stored: make(map[int][]storedPin),
 	}
 	for _, r := range shards {
 		c.views = append(c.views, store.NewSnapshot(r))
@@ -151,23 +157,39 @@ func (c *crosscheck) messages(i int) error {
 		if err != nil {
 			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 		}
-		switch m.Kind {
-		case keys.MsgDepend:
-			c.waits[bond{m.Parent, m.Child}] = true
-		case keys.MsgEnded:
-			c.waits[bond{m.Parent, m.Child}] = true
-			if m.Outcome == keys.ParentPinned {
-				c.pins[m.Parent]++
-			}
-		case keys.MsgUnpin:
-			if m.Parent == (keys.ID{}) { // see dropPins
-				return nil
-			}
-			c.pins[m.Parent]++
-			c.unpin[i] = append(c.unpin[i], storedPin{bytes.Clone(key), m.Parent})
-		}
-		return nil
+		return c.message(i, bytes.Clone(key), &m)
 	})
+}
+
+// message notes the ties in a message that is not taken.
+func (c *crosscheck) message(i int, key []byte, m *keys.Message) error {
+	instead := noMessage
+	switch m.Kind {
+	case keys.MsgDepend, keys.MsgEnded:
+		pinned, err := has(c.shards[c.shardOf(m.Child)], keys.AppendPin(nil, m.Child, m.Parent))
+		if err != nil {
+			return err
+		}
+		if pinned {
+			c.report(i, "a message about tasks %s and %s was taken, and its receiver has lost that", keys.FormatID(m.Parent), keys.FormatID(m.Child))
+			return c.fix(i, func(f *fix) { f.set(key, noMessage.Append(nil)) })
+		}
+		c.waits[bond{m.Parent, m.Child}] = true
+		if m.Kind == keys.MsgDepend || m.Outcome != keys.ParentPinned {
+			return nil
+		}
+		instead = *m
+		instead.Outcome = keys.ParentDone
+	case keys.MsgUnpin:
+		if m.Parent == (keys.ID{}) {
+			return nil
+		}
+	default:
+		return nil
+	}
+	c.pins[m.Parent]++
+	c.stored[i] = append(c.stored[i], storedPin{key, m.Parent, instead})
+	return nil
 }
 
 // compareNumbers compares the numbers of a shard's last messages with those that the receivers have
@@ -187,9 +209,10 @@ func (c *crosscheck) compareNumbers(i int) error {
 	return nil
 }
 
-// findGaps finds the messages of a shard that are deleted and were not taken. Their content is not
-// known: entries that follow from records are derived nevertheless; a task that such a message
-// produced is gone.
+// findGaps finds the messages of a shard that are deleted and that, as far as the receiver knows,
+// were not taken. Their content is not known: entries that follow from records are derived
+// nevertheless; a task that such a message produced is gone, unless a repair has only lost that the
+// message was taken.
 func (c *crosscheck) findGaps(i int) error {
 	for to := range c.shards {
 		first, taken := c.first[i][to], c.taken[to][i]
@@ -201,7 +224,7 @@ func (c *crosscheck) findGaps(i int) error {
 		}
 		c.gaps[[2]int{i, to}] = true
 		c.found = append(c.found, Contradiction{Shard: to, Text: fmt.Sprintf(
-			"messages %d to %d of shard %d are missing, which has deleted them: tasks that they produced are gone", taken+1, first-1, i)})
+			"messages %d to %d of shard %d are missing, which has deleted them: tasks that they produced may be gone", taken+1, first-1, i)})
 		if err := c.fix(to, func(f *fix) { f.number(keys.Inbound, i, first-1) }); err != nil {
 			return err
 		}
@@ -381,7 +404,7 @@ func (c *crosscheck) comparePins(i int) error {
 }
 
 // pinAgain keeps those parents of a shard for their children that are kept for some time only: the
-// shard of the children has lost that they have ended.
+// shard of the children has lost that they have ended. Or a repair has lost the number of the pins.
 func (c *crosscheck) pinAgain(i int) error {
 	sizes := make(map[keys.Place]uint64) // of the buckets
 	resize := func(f *fix, bucket keys.Place, by int) error {
@@ -410,11 +433,19 @@ func (c *crosscheck) pinAgain(i int) error {
 		if err != nil {
 			return err
 		}
-		if value == nil || from.Range != keys.Done || from.At == keys.Forever {
+		if value == nil || from.Range != keys.Done {
 			continue
 		}
 		delete(c.pins, id)
 		c.report(i, "task %s is kept for no task, and %d need it", keys.FormatID(id), n)
+		if from.At == keys.Forever {
+			if err := c.fix(i, func(f *fix) {
+				f.set(keys.AppendByID(nil, keys.Pinned, id), keys.PinnedValue{Count: n}.Append(nil))
+			}); err != nil {
+				return err
+			}
+			continue
+		}
 		to := from
 		to.At = keys.Forever
 		var resized error
@@ -436,11 +467,10 @@ func (c *crosscheck) dropPins(i int) error {
 	if len(c.pins) == 0 {
 		return nil
 	}
-	for _, m := range c.unpin[i] {
+	for _, m := range c.stored[i] {
 		if c.pins[m.parent] > 0 {
-			c.report(i, "task %s is not kept, and a message says that it need not be", keys.FormatID(m.parent))
-			// it keeps its number, and concerns no task
-			if err := c.fix(i, func(f *fix) { f.set(m.key, (&keys.Message{Kind: keys.MsgUnpin}).Append(nil)) }); err != nil {
+			c.report(i, "task %s is not kept, and a message says that it is, or need not be", keys.FormatID(m.parent))
+			if err := c.fix(i, func(f *fix) { f.set(m.key, m.instead.Append(nil)) }); err != nil {
 				return err
 			}
 		}

@@ -290,6 +290,9 @@ func (s *State) unpinned(parent keys.ID, until uint64) bool {
 		return true
 	}
 	s.Ties.pins.counts.Drop(parent)
+	if v.Until == 0 { // a repair has written the value
+		v.Until = keys.BucketOf(at.ended.At, s.Times.retention(at.lane.queue, at.rec.Retention))
+	}
 	s.Times.unkeep(at)
 	s.Times.keep(at.lane.queue, keys.Done, parent, max(v.Until, s.retainedUntil(1)), at.ended, &at.rec)
 	return true

@@ -30,8 +30,9 @@ import (
 //   - an idempotency key is held by an unended task, or until a time at which the shard checks it;
 //   - at most one task of a group is ready, leased, or between two attempts: the one that has the
 //     turn; those that wait will be given it;
-//   - every pinned task is done and lies where it does not expire, and every pin belongs to an
-//     unended task, or one whose end is in a message;
+//   - every pinned task is done and lies where it does not expire; no other task is kept for longer
+//     than its retention;
+//   - every pin belongs to an unended task, or one whose end is in a message;
 //   - every task that waits for parents counts them, and every parent says so in its record;
 //   - a task whose children are being told of its end has ended;
 //   - settings can be read, and the shard has those that it sends, or newer ones;
@@ -133,9 +134,15 @@ type checkedTask struct {
 	queue  uint32
 	leased bool
 	keyed  bool // its idempotency key is its own
+	pinned bool // the shard has a number of its pins
 }
 
 func (st *checkedTask) ended() bool { return keys.Ended(st.Range) }
+
+// isKept reports whether only pins can be the reason why a task lies where it does not expire.
+func (st *checkedTask) isKept() bool {
+	return st.Range == keys.Done && st.At == keys.Forever && st.Retention != 0 && keys.BucketOf(0, st.Retention) != keys.Forever
+}
 
 // laneKey identifies a lane.
 type laneKey struct {
@@ -477,6 +484,8 @@ func (c *checker) pinned(id keys.ID, v keys.PinnedValue) {
 	}
 	if st := c.seen[id]; st == nil || st.Range != keys.Done || st.At != keys.Forever {
 		c.report("task %s is pinned and is %+v", taskID(id), st)
+	} else {
+		st.pinned = true
 	}
 }
 
@@ -560,6 +569,9 @@ func (c *checker) finish() {
 	for id, st := range c.seen {
 		if turn := c.turns[st.Head.Group]; st.HoldsTurn && (st.Range != keys.Dead || st.At != keys.Forever || turn.Holder != keys.ID(id)) {
 			c.report("task %s at %+v holds the turn of group %x, which is %+v", id, st.Place, st.Head.Group, turn)
+		}
+		if st.isKept() && !st.pinned {
+			c.report("task %s at %+v is kept for longer than its retention, and is not pinned", id, st.Place)
 		}
 		if st.ended() {
 			continue

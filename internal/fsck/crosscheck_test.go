@@ -48,6 +48,7 @@ func TestCrosscheck(t *testing.T) {
 	parent, other, child := idIn(0, 1), idIn(0, 2), idIn(1, 3)
 	knows := keys.AppendDependent(nil, parent, child)
 	pending, pinned := keys.AppendByID(nil, keys.Pending, child), keys.AppendByID(nil, keys.Pinned, parent)
+	toChild := keys.AppendOutbound(nil, 1, 1)
 	number := func(n uint64) string { return string(keys.AppendNumber(nil, n)) }
 	message := func(m keys.Message) string { return string(m.Append(nil)) }
 	wake := keys.AppendGrouped(nil, keys.Wake, 1, 0, child)
@@ -57,7 +58,7 @@ func TestCrosscheck(t *testing.T) {
 		store func(a, b *store.Store)
 		found string // "": nothing
 		lost  bool
-		then  map[string]string // of shard 1, or of shard 0 for the key of a parent
+		then  map[string]string // of shard 1, or of shard 0 for a parent's pins and its first message
 	}{
 		{"of one moment", func(a, b *store.Store) {
 			waiting(t, b, child, 1, parent, other)
@@ -112,10 +113,34 @@ func TestCrosscheck(t *testing.T) {
 		{"a parent is not there", func(_, b *store.Store) {
 			set(t, b, keys.AppendPin(nil, child, parent), nil)
 		}, "which is not kept for it", false, map[string]string{string(keys.AppendPin(nil, child, parent)): ""}},
+		{"it has lost that a parent is kept", func(a, b *store.Store) {
+			ended(t, a, keys.Done, keys.Forever, parent)
+			set(t, b, keys.AppendPin(nil, child, parent), nil)
+		}, "is kept for no task, and 1 need it", false, map[string]string{string(pinned): string(keys.PinnedValue{Count: 1}.Append(nil))}},
+		{"a message says that a lost parent is kept", func(a, _ *store.Store) {
+			set(t, a, toChild, []byte(message(keys.Message{Kind: keys.MsgEnded, Parent: parent, Child: child, Outcome: keys.ParentPinned})))
+			set(t, a, numbered(keys.Sent, 1), []byte(number(1)))
+		}, "a message says that it is", false, map[string]string{
+			string(toChild): message(keys.Message{Kind: keys.MsgEnded, Parent: parent, Child: child, Outcome: keys.ParentDone}),
+		}},
+		{"the task's shard has lost that it has taken the end of a parent", func(a, b *store.Store) {
+			ended(t, a, keys.Done, keys.Forever, parent)
+			set(t, a, pinned, keys.PinnedValue{Count: 1, Until: until}.Append(nil))
+			set(t, a, toChild, []byte(message(keys.Message{Kind: keys.MsgEnded, Parent: parent, Child: child, Outcome: keys.ParentPinned})))
+			set(t, a, numbered(keys.Sent, 1), []byte(number(1)))
+			set(t, b, keys.AppendPin(nil, child, parent), nil)
+		}, "was taken, and its receiver has lost that", false, map[string]string{string(toChild): message(keys.Message{Kind: keys.MsgUnpin})}},
+		{"the parent's shard has lost that it has taken a question", func(a, b *store.Store) {
+			ended(t, a, keys.Done, keys.Forever, parent)
+			set(t, a, pinned, keys.PinnedValue{Count: 1, Until: until}.Append(nil))
+			set(t, b, keys.AppendPin(nil, child, parent), nil)
+			set(t, b, keys.AppendOutbound(nil, 0, 1), []byte(message(keys.Message{Kind: keys.MsgDepend, Parent: parent, Child: child})))
+			set(t, b, numbered(keys.Sent, 0), []byte(number(1)))
+		}, "was taken, and its receiver has lost that", false, map[string]string{string(keys.AppendOutbound(nil, 0, 1)): message(keys.Message{Kind: keys.MsgUnpin})}},
 		{"a pin that nobody counts is released", func(_, b *store.Store) {
 			set(t, b, keys.AppendOutbound(nil, 0, 1), []byte(message(keys.Message{Kind: keys.MsgUnpin, Parent: parent})))
 			set(t, b, numbered(keys.Sent, 0), []byte(number(1)))
-		}, "a message says that it need not be", false, map[string]string{string(keys.AppendOutbound(nil, 0, 1)): message(keys.Message{Kind: keys.MsgUnpin})}},
+		}, "or need not be", false, map[string]string{string(keys.AppendOutbound(nil, 0, 1)): message(keys.Message{Kind: keys.MsgUnpin})}},
 	} {
 		t.Run(tc.what, func(t *testing.T) {
 			stores, _ := openStores(t, 2)
@@ -138,7 +163,7 @@ func TestCrosscheck(t *testing.T) {
 			require.Equal(t, tc.found != "" && !tc.lost, corrected == 1)
 			for key, want := range tc.then {
 				shard := 1
-				if strings.HasPrefix(key, string([]byte{keys.Pinned})) {
+				if strings.HasPrefix(key, string([]byte{keys.Pinned})) || key == string(toChild) {
 					shard = 0
 				}
 				got, exists := contents(t, readers[shard])[key]

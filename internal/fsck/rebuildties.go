@@ -233,11 +233,14 @@ func (b *rebuilder) rebuildParents() error {
 	return err
 }
 
-// copyPins copies the pins that keep parents for their children, unless the child is lost.
+// copyPins copies the pins that keep parents for their children, unless the child is lost. A parent
+// with a lost number of pins gets one, which Reconcile corrects. If its record does not say how
+// long it is kept, only pins tell that it is not kept for ever, and Reconcile adds the number.
 func (b *rebuilder) copyPins() error {
-	return errors.Join(
+	err := errors.Join(
 		scanParsed(b.old, keys.Pinned, keys.ParseByID, keys.ParsePinned, func(id keys.ID, v keys.PinnedValue, key, value []byte) {
-			if t := b.tasks[id]; t != nil && t.Range == keys.Done && t.At == keys.Forever && v.Count > 0 {
+			if t := b.tasks[id]; t != nil && t.Range == keys.Done && t.At == keys.Forever && v.Count > 0 && v.Until != keys.Forever {
+				t.pinned = true
 				b.set(key, value)
 			}
 		}),
@@ -249,6 +252,12 @@ func (b *rebuilder) copyPins() error {
 			}
 		}),
 	)
+	for id, t := range b.tasks {
+		if t.isKept() && !t.pinned {
+			b.set(keys.AppendByID(nil, keys.Pinned, id), keys.PinnedValue{Count: 1}.Append(nil))
+		}
+	}
+	return err
 }
 
 // writeSent stores the numbers of the last messages.

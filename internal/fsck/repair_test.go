@@ -213,6 +213,9 @@ func TestRebuild(t *testing.T) {
 	rewritten := func(rec *record.Record) string { rec.Rewritten = true; return string(rec.Encode()) }
 	scope := string(keys.AppendScope(nil, f.scope))
 	done := keys.Place{Range: keys.Done, Group: fixtureQueue, At: keys.Forever}
+	retained := set(string(done.AppendKey(nil, f.done)), string(append(
+		keys.EndedValue{Lane: fixtureLane, At: 99}.Append(nil), (&record.Record{Head: record.Head{Retention: 5000}}).Encode()...,
+	)))
 	for name, c := range map[string]struct {
 		damage func(entries)
 		says   string
@@ -285,6 +288,13 @@ func TestRebuild(t *testing.T) {
 				counted(func(c *keys.Counts) { c.Done-- })(e)
 			},
 		},
+		"pins of a parent": {retained, "is kept for longer than its retention", func(e entries) {
+			e[byID(keys.Pinned, f.done)] = string(keys.PinnedValue{Count: 1}.Append(nil))
+			m := keys.Message{Kind: keys.MsgUnpin, Parent: f.done} // no child needs it
+			e[string(keys.AppendOutbound(nil, 0, 1))] = string(m.Append(nil))
+			e[numbered(keys.Sent, 0)] = string(keys.AppendNumber(nil, 1))
+			retained(e)
+		}},
 		"settings": {
 			set(string(append([]byte{keys.Settings}, "queue"...)), "\x00"), "settings refused",
 			remove(string(append([]byte{keys.Settings}, "queue"...))),

@@ -135,7 +135,7 @@ func ParseNumber(b []byte) (uint64, error) {
 // PinnedValue describes the pins that keep the result of a task.
 type PinnedValue struct {
 	Count uint64 // of pins; 1 or more
-	Until uint64 // the bucket to which the task then moves
+	Until uint64 // the bucket to which the task then moves; 0: that of its retention
 }
 
 // Append appends the encoded value.
