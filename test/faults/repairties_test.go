@@ -10,11 +10,13 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/stretchr/testify/require"
 
 	"codeq"
 	"codeq/internal/crashfs"
 	"codeq/internal/keys"
+	"codeq/internal/simtest"
 	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
@@ -159,4 +161,48 @@ func endAll(t *testing.T, disk *crashfs.Disk, shards int, what string) {
 	}
 	require.Empty(t, text.String(), what)
 	require.NoError(t, errors.Join(queuetest.CheckAll(q), q.Close()), what)
+}
+
+// TestRepairOfLostPins: the shard of two completed parents has lost how many tasks need them. After
+// a repair the parents are kept until their child has ended and their own retentions have passed.
+func TestRepairOfLostPins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		disk := crashfs.New()
+		open := func() *codeq.Queue {
+			q, err := codeq.Open("queue", queuetest.OnDisk(disk, &codeq.Options{Shards: 1, Retention: time.Hour}))
+			require.NoError(t, err)
+			return q
+		}
+		q := open()
+		parents := queuetest.Produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a", Retention: 2 * time.Hour})
+		queuetest.Produce(t, q, codeq.Task{Queue: "b", After: parents, Retention: time.Second})
+		for range parents {
+			queuetest.Complete(t, q, queuetest.ClaimNow(t, q, "a"))
+		}
+		require.NoError(t, q.Close())
+		simtest.AlterStore(t, disk, func(db *pebble.DB) {
+			require.NoError(t, db.DeleteRange([]byte{keys.Pinned}, []byte{keys.Pinned + 1}, nil))
+		})
+		r := queuetest.VerifyImage(t, disk, true)
+		require.True(t, r.OK(), "%v", r.Problems)
+		require.NotEmpty(t, r.Problems)
+
+		q = open()
+		isKept := func(parent codeq.ID) bool {
+			_, err := q.Get(t.Context(), parent)
+			if err != nil {
+				require.ErrorIs(t, err, codeq.ErrNotFound)
+			}
+			return err == nil
+		}
+		queuetest.Complete(t, q, queuetest.ClaimNow(t, q, "b"))
+		time.Sleep(50 * time.Minute)
+		require.True(t, isKept(parents[0]))
+		time.Sleep(time.Hour)
+		require.False(t, isKept(parents[0]))
+		require.True(t, isKept(parents[1]))
+		time.Sleep(time.Hour)
+		require.False(t, isKept(parents[1]))
+		require.NoError(t, errors.Join(queuetest.CheckAll(q), q.Close()))
+	})
 }
