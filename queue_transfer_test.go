@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -91,9 +92,12 @@ func TestTransferInterrupted(t *testing.T) {
 		var lines bytes.Buffer
 		_, err = offline.Export(ctx, disk, "queue", true, &lines, nil)
 		require.NoError(t, err)
+		var mu sync.Mutex // guards the variables below
 		var image *crashfs.Disk
 		written := false
 		_, err = offline.Import(ctx, &testkit.HookFS{FS: disk, Before: func(op, name string) error {
+			mu.Lock()
+			defer mu.Unlock()
 			if written && image == nil {
 				image = disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100})
 			}
