@@ -196,7 +196,7 @@ func (q *Queue) returnLate(op *claimOp) {
 	}()
 }
 
-var weightBounds = fmt.Sprint("1 to ", dispatch.MaxWeight)
+var weightBounds = fmt.Sprint("1 to ", record.MaxWeight)
 
 // check refuses invalid fields; of is the name of their struct, for errors.
 func (r *ClaimRequest) check(of string, l *Limits) error {

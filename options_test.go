@@ -310,7 +310,7 @@ func TestClaimLimits(t *testing.T) {
 		{Queues: one},
 		{Queues: []string{text(10), text(10)}},
 		{Queues: two, Weights: map[string]int{}},
-		{Queues: two, Weights: map[string]int{"b": dispatch.MaxWeight}},
+		{Queues: two, Weights: map[string]int{"b": record.MaxWeight}},
 		{Queues: []string{"a", "a"}, Weights: map[string]int{"a": 2}},
 		{Queues: one, LeaseFor: shortestLease},
 		{Queues: one, LeaseFor: longestLease},

@@ -6,13 +6,11 @@ import (
 	"slices"
 
 	"codeq/internal/base"
+	"codeq/internal/record"
 )
 
-// MaxWeight is so small that the sum of the weights of any list of queues fits in an int.
-const MaxWeight = 1 << 16
-
 // isWeight reports whether a queue may have a weight.
-func isWeight(w int) bool { return w >= 1 && w <= MaxWeight }
+func isWeight(w int) bool { return w >= 1 && w <= record.MaxWeight }
 
 // CheckWeights looks for a weight that queues may not have: of a queue that is not among them
 // (named is false), or out of bounds.

@@ -35,8 +35,9 @@ func (s *Settings) BurstSize() int {
 	return max(1, int(math.Ceil(s.Rate)))
 }
 
-// maxWeight keeps the sum of the weights of any list of queues in an int.
-const maxWeight = 1 << 16
+// MaxWeight bounds the weight of a tenant, or of a queue in a claim: the sum of the weights of any
+// list fits in an int.
+const MaxWeight = 1 << 16
 
 // Check returns a *base.Invalid for settings that are not allowed.
 func (s *Settings) Check() error {
@@ -59,8 +60,8 @@ func (s *Settings) Check() error {
 		if !utf8.ValidString(tenant) { // they are stored as JSON
 			return base.NewInvalid("Settings.TenantWeights", strconv.Quote(tenant), "names in UTF-8")
 		}
-		if w < 1 || w > maxWeight {
-			return base.NewInvalid("Settings.TenantWeights of "+tenant, w, fmt.Sprint("1 to ", maxWeight))
+		if w < 1 || w > MaxWeight {
+			return base.NewInvalid("Settings.TenantWeights of "+tenant, w, fmt.Sprint("1 to ", MaxWeight))
 		}
 	}
 	for _, f := range []struct {

@@ -25,8 +25,8 @@ type Slot struct {
 	hurried atomic.Bool
 }
 
-// ErrReplaced says that a store is closed, or another one is open by now.
-var ErrReplaced = errors.New("the store has been replaced")
+// errReplaced says that a store is closed, or another one is open by now.
+var errReplaced = errors.New("the store has been replaced")
 
 // Store returns the store; nil if none is open. REQUIRES: it is not being replaced or closed.
 func (s *Slot) Store() *Store { return s.store }
@@ -92,7 +92,7 @@ func (s *Slot) Use(f func(*Store) error) error {
 		}
 	}
 	if s.store == nil {
-		return ErrReplaced
+		return errReplaced
 	}
 	return f(s.store)
 }
@@ -152,7 +152,7 @@ func (s *Slot) Live() (Live, bool) {
 func (l Live) use(f func(*Store) error) error {
 	return l.slot.Use(func(st *Store) error {
 		if st != l.store {
-			return ErrReplaced
+			return errReplaced
 		}
 		return f(st)
 	})
