@@ -475,7 +475,7 @@ func abandonedRun(t *testing.T, disk *crashfs.Disk, shards int) (*crashfs.Disk, 
 				calls.add(j.Lease)
 				return untilCancelled(ctx, j)
 			})
-			startRun(t, q, &m, codeq.RunOptions{Concurrency: 5, Grace: -1})
+			startRun(t, q, &m, codeq.RunOptions{Concurrency: 8, Grace: -1})
 			time.Sleep(time.Minute) // heartbeats renew leases, which no disk shows
 			synctest.Wait()
 			crashed = disk.CrashClone(vfs.CrashCloneCfg{})
