@@ -71,6 +71,7 @@ func TestErrorPrefix(t *testing.T) {
 			return err
 		}
 		mayWork := map[string]bool{
+			"CompleteBatch": true, "RetryBatch": true, "DeadLetterBatch": true, "ReleaseBatch": true,
 			"Close": true, "Health": true, "Info": true, "ListPage": true, "ProduceBatch": true, "ProcessInfo": true, "PurgeDead": true, "QuietWorkers": true, "RedriveAllDead": true,
 			"ResumeWorkers": true, "Schedules": true, "Stats": true, "StorageStats": true, "Subscribe": true, "WaitIdle": true, "WaitReady": true, "Workers": true,
 		}

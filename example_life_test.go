@@ -289,6 +289,117 @@ func ExampleQueue_DeadLetter() {
 	// Output: dead: no such mailbox
 }
 
+// A worker that claims many tasks ends them in one call, at the price of one commit a shard. Each
+// has an outcome of its own.
+func ExampleQueue_CompleteBatch() {
+	q, done := open()
+	defer done()
+	leases := claimMails(q, 3)
+	err := q.Cancel(ctx, leases[1].ID)
+	check(err)
+
+	completions := make([]codeq.Completion, len(leases))
+	for i, lease := range leases {
+		completions[i].Receipt = lease.Receipt
+	}
+	err = q.CompleteBatch(ctx, completions)
+	var batch *codeq.BatchError
+	if errors.As(err, &batch) {
+		for i, err := range batch.Errors {
+			fmt.Println(i, err == nil, errors.Is(err, codeq.ErrCanceled))
+		}
+	}
+	// Output:
+	// 0 true false
+	// 1 false true
+	// 2 true false
+}
+
+// claimMails produces n tasks, and claims them.
+func claimMails(q *codeq.Queue, n int) []*codeq.Lease {
+	tasks := make([]codeq.Task, n)
+	for i := range tasks {
+		tasks[i] = codeq.Task{Queue: "mail", Payload: fmt.Append(nil, i)}
+	}
+	_, err := q.ProduceBatch(ctx, tasks)
+	check(err)
+	leases, err := q.ClaimBatch(ctx, codeq.ClaimRequest{Queues: []string{"mail"}, Max: n})
+	check(err)
+	return leases
+}
+
+// The mail server has refused some mails for now.
+func ExampleQueue_RetryBatch() {
+	q, done := open()
+	defer done()
+	leases := claimMails(q, 2)
+
+	err := q.RetryBatch(ctx, []codeq.Failure{
+		{Receipt: leases[0].Receipt, Err: errors.New("mailbox full"), After: time.Hour},
+		{Receipt: leases[1].Receipt, Err: errors.New("server busy")}, // by Options.Backoff
+	})
+	check(err)
+	for _, lease := range leases {
+		task, err := q.Get(ctx, lease.ID)
+		check(err)
+		fmt.Printf("%s: %s\n", task.State, task.LastError)
+	}
+	// Output:
+	// scheduled: mailbox full
+	// scheduled: server busy
+}
+
+func ExampleQueue_DeadLetterBatch() {
+	q, done := open()
+	defer done()
+	leases := claimMails(q, 2)
+
+	err := q.DeadLetterBatch(ctx, []codeq.Failure{
+		{Receipt: leases[0].Receipt, Err: errors.New("no such mailbox")},
+		{Receipt: leases[1].Receipt},
+	})
+	check(err)
+	counts, err := q.Stats(ctx)
+	check(err)
+	fmt.Println(counts["mail"].Dead)
+	// Output: 2
+}
+
+// A worker that claims many tasks keeps them while it works, and gives back those that it cannot
+// work on.
+func ExampleQueue_ExtendBatch() {
+	q, done := open()
+	defer done()
+	leases := claimMails(q, 3)
+	receipts := make([]codeq.Receipt, len(leases))
+	for i, lease := range leases {
+		receipts[i] = lease.Receipt
+	}
+
+	err := q.ExtendBatch(ctx, receipts, time.Hour)
+	check(err)
+	err = q.ReleaseBatch(ctx, receipts[1:], 0)
+	check(err)
+
+	counts, err := q.Stats(ctx)
+	check(err)
+	fmt.Println(counts["mail"].Leased, counts["mail"].Ready)
+	// Output: 1 2
+}
+
+func ExampleQueue_ReleaseBatch() {
+	q, done := open()
+	defer done()
+	leases := claimMails(q, 2)
+
+	err := q.ReleaseBatch(ctx, []codeq.Receipt{leases[0].Receipt, leases[1].Receipt}, time.Hour)
+	check(err)
+	task, err := q.Get(ctx, leases[1].ID)
+	check(err)
+	fmt.Println(task.State, task.Attempts)
+	// Output: scheduled 0
+}
+
 // A worker that needs more time extends its lease.
 func ExampleQueue_Extend() {
 	q, done := open()

@@ -64,6 +64,9 @@ func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err
 		case !settled:
 			return false, r.group.Late(err, reads)
 		case err == nil:
+			if b, ok := op.(*leaseOps); ok {
+				b.weigh(&tries)
+			}
 			return true, nil
 		}
 		again, err := tries.Failed(ctx, err, verb.repeatable(op), change)

@@ -57,6 +57,7 @@ func sampleCalls() map[string]request {
 		"fail":           &failOp{completion: newCompletion(callFail), Fail: call.Fail{Receipt: receipt.inner(), How: engine.FailDead, Wait: -1, Cause: "why", Notes: notes}},
 		"note":           rule(callNote, &call.Note{Receipt: receipt.inner(), Notes: notes}),
 		"extend":         rule(callExtend, &call.Extend{Receipt: receipt.inner(), Duration: 5}),
+		"leases":         leaseSample(receipt),
 		"renew":          rule(callRenew, &call.Renew{Receipts: receipts, Duration: 5, Lost: receipts, Errs: []error{engine.LeaseLost(receipt.inner(), true)}}),
 		"alter":          rule(callAlter, &call.Alter{ID: id(1), How: engine.AlterRunAt, Arg: 77}),
 		"await":          endedAwait(id(1), engine.Outcome{State: engine.Done, Result: []byte("r"), Attempts: 3}),
@@ -98,6 +99,15 @@ func sampleCalls() map[string]request {
 		"missing":    rule(callMissing, &call.Missing{IDs: []keys.ID{id(1), id(2)}, Missing: []keys.ID{id(2)}}),
 		"resume":     &resumeOp{completion: newCompletion(callResume), Resume: call.Resume{ID: 7}},
 	}
+}
+
+func leaseSample(r Receipt) request {
+	lost := completion{kind: callExtend, err: engine.LeaseLost(r.inner(), true)}
+	return &leaseOps{completion: newCompletion(callLeases), ops: []request{
+		&completeOp{completion: newCompletion(callComplete), Complete: call.Complete{Receipt: r.inner(), Result: []byte("r"), StillRuns: true}},
+		&failOp{completion: newCompletion(callFail), Fail: call.Fail{Receipt: r.inner(), How: engine.FailDead, Cause: "why"}},
+		&ruling{lost, &call.Extend{Receipt: r.inner(), Duration: 5}},
+	}}
 }
 
 func endedAwait(id ID, o engine.Outcome) request {

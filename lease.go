@@ -81,14 +81,21 @@ func (q *Queue) prepareNext(ctx context.Context, op *completeOp, next []Task, sh
 // [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
 func (q *Queue) Retry(ctx context.Context, r Receipt, opts RetryOptions) (err error) {
 	defer public(&err)
-	op := call.Fail{How: engine.FailRetry | engine.StillRuns, Wait: -1}
+	op := retryOf(opts.After)
+	op.How |= engine.StillRuns
+	return q.failed(ctx, r, op, opts.Err)
+}
+
+// retryOf ends an attempt that is followed by another one, as RetryOptions.After says.
+func retryOf(after time.Duration) call.Fail {
+	op := call.Fail{How: engine.FailRetry, Wait: -1}
 	switch {
-	case opts.After > 0:
-		op.Wait = int64(record.Millis(opts.After))
-	case opts.After < 0:
+	case after > 0:
+		op.Wait = int64(record.Millis(after))
+	case after < 0:
 		op.Wait = 0
 	}
-	return q.failed(ctx, r, op, opts.Err)
+	return op
 }
 
 // Release gives a task back without counting the attempt. It is ready again after the given time,
@@ -98,10 +105,17 @@ func (q *Queue) Retry(ctx context.Context, r Receipt, opts RetryOptions) (err er
 // [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
 func (q *Queue) Release(ctx context.Context, r Receipt, after time.Duration) (err error) {
 	defer public(&err)
+	if err := checkRelease(after); err != nil {
+		return err
+	}
+	return q.failed(ctx, r, call.Fail{How: engine.FailRelease | engine.StillRuns, Wait: int64(record.Millis(after))}, nil)
+}
+
+func checkRelease(after time.Duration) error {
 	if after < 0 {
 		return &InvalidError{"Release after", after, "0 or more"}
 	}
-	return q.failed(ctx, r, call.Fail{How: engine.FailRelease | engine.StillRuns, Wait: int64(record.Millis(after))}, nil)
+	return nil
 }
 
 // DeadLetter makes a task a dead letter, even if it has attempts left. cause, which may be nil, is
@@ -121,10 +135,17 @@ func (q *Queue) DeadLetter(ctx context.Context, r Receipt, cause error) (err err
 // [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
 func (q *Queue) Extend(ctx context.Context, r Receipt, d time.Duration) (err error) {
 	defer public(&err)
+	if err := checkExtension(d); err != nil {
+		return err
+	}
+	return q.doFor(ctx, r.ID, rule(callExtend, &call.Extend{Receipt: r.inner(), Duration: record.Millis(d)}))
+}
+
+func checkExtension(d time.Duration) error {
 	if d < minLease || d > maxLease {
 		return &InvalidError{"Extend duration", d, fmt.Sprint(minLease, " to ", maxLease)}
 	}
-	return q.doFor(ctx, r.ID, rule(callExtend, &call.Extend{Receipt: r.inner(), Duration: record.Millis(d)}))
+	return nil
 }
 
 // completeOp finishes a task and produces its follow-ups.

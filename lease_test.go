@@ -202,6 +202,9 @@ func TestStallEndsNoLease(t *testing.T) {
 		},
 		"release": func(q *codeq.Queue, r codeq.Receipt) error { return q.Release(context.Background(), r, time.Hour) },
 		"extend":  func(q *codeq.Queue, r codeq.Receipt) error { return q.Extend(context.Background(), r, time.Hour) },
+		"batch": func(q *codeq.Queue, r codeq.Receipt) error {
+			return q.CompleteBatch(context.Background(), []codeq.Completion{{Receipt: r}})
+		},
 	}
 	for name, verb := range verbs {
 		for _, opts := range []codeq.Options{{}, {InboxDepth: 1}, {GroupCap: 1}} {

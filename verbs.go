@@ -152,6 +152,7 @@ const (
 	callMissing
 	callClock
 	callUse
+	callLeases
 	endOfRequests
 )
 
@@ -195,6 +196,7 @@ var verbs = [endOfRequests]verb{
 	callPauseSchedule:  {ruled[call.PauseSchedule](callPauseSchedule), upTo(engine.RoomScarce), yes, ofMembers | ofPrograms},
 	callTaken:          {blank[takenOp](callTaken), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
 	callUse:            {reading(callUse, func() lookup { return new(listing.Use) }), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
+	callLeases:         {blank[leaseOps](callLeases), upTo(engine.RoomEmpty), yes, onLease | endsLease | ofPrograms}, // each has its own
 	callMissing:        {ruled[call.Missing](callMissing), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
 	callClock:          {ruled[call.Clock](callClock), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
 }

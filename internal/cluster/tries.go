@@ -50,6 +50,15 @@ func (t *Tries) weigh(ctx context.Context, err error) error {
 	return err
 }
 
+// Outcome returns the meaning of the outcome of one of many calls that are tried together, after a
+// try that was resolved.
+func (t *Tries) Outcome(err error, endsLease bool) error {
+	if t.doubt != nil && endsLease && errors.Is(err, base.ErrLeaseLost) {
+		return t.doubt
+	}
+	return err
+}
+
 // explain returns the error for the caller, after the last try.
 func (t *Tries) explain(ctx context.Context, err error, repeats bool) error {
 	ended := ctx.Err()

@@ -117,12 +117,19 @@ func TestDiskLevels(t *testing.T) {
 			{"Release", engine.RoomScarce, of(task, func(r codeq.Receipt) error { return q.Release(ctx, r, time.Hour) })},
 			{"DeadLetter", engine.RoomScarce, of(task, func(r codeq.Receipt) error { return q.DeadLetter(ctx, r, nil) })},
 			{"Extend", engine.RoomScarce, of(task, func(r codeq.Receipt) error { return q.Extend(ctx, r, 2*time.Hour) })},
+			{"CompleteBatch, kept", engine.RoomScarce, of(kept, func(r codeq.Receipt) error {
+				return q.CompleteBatch(ctx, []codeq.Completion{{Receipt: r, Result: []byte("result")}})
+			})},
+			{"ExtendBatch", engine.RoomScarce, of(task, func(r codeq.Receipt) error { return q.ExtendBatch(ctx, []codeq.Receipt{r}, 2*time.Hour) })},
 			{"Cancel, kept", engine.RoomScarce, func() func() error {
 				id := waits(kept)
 				return func() error { return q.Cancel(ctx, id) }
 			}},
 			{"Configure", engine.RoomScarce, now(func() error { return q.Configure(ctx, "b", func(s *codeq.Settings) { s.Concurrency++ }) })},
 			{"Complete", engine.RoomNone, of(task, func(r codeq.Receipt) error { return q.Complete(ctx, r, []byte("dropped")) })},
+			{"CompleteBatch", engine.RoomNone, of(task, func(r codeq.Receipt) error {
+				return q.CompleteBatch(ctx, []codeq.Completion{{Receipt: r, Result: []byte("dropped")}})
+			})},
 			{"Cancel", engine.RoomNone, func() func() error {
 				id := waits(task)
 				return func() error { return q.Cancel(ctx, id) }

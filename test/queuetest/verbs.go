@@ -20,8 +20,13 @@ func VerbsOf(t *testing.T, q *codeq.Queue, m *codeq.Mux, tasks []codeq.Task, ids
 	var turn atomic.Int64
 	next := func() int { return int(turn.Add(1)) % len(ids) }
 	arguments := map[reflect.Type]func() any{
-		reflect.TypeFor[codeq.ID]():           func() any { return ids[next()] },
-		reflect.TypeFor[codeq.Receipt]():      func() any { return codeq.Receipt{ID: ids[next()], Token: 1} },
+		reflect.TypeFor[codeq.ID]():        func() any { return ids[next()] },
+		reflect.TypeFor[codeq.Receipt]():   func() any { return codeq.Receipt{ID: ids[next()], Token: 1} },
+		reflect.TypeFor[[]codeq.Receipt](): func() any { return []codeq.Receipt{{ID: ids[next()], Token: 1}, {ID: ids[next()], Token: 1}} },
+		reflect.TypeFor[[]codeq.Completion](): func() any {
+			return []codeq.Completion{{Receipt: codeq.Receipt{ID: ids[next()], Token: 1}, Next: tasks}}
+		},
+		reflect.TypeFor[[]codeq.Failure]():    func() any { return []codeq.Failure{{Receipt: codeq.Receipt{ID: ids[next()], Token: 1}}} },
 		reflect.TypeFor[codeq.UniqueKey]():    func() any { return codeq.UniqueKey{Queue: "verbs", Key: "k"} },
 		reflect.TypeFor[codeq.Task]():         func() any { return tasks[0] },
 		reflect.TypeFor[[]codeq.Task]():       func() any { return tasks },

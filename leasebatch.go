@@ -1,0 +1,387 @@
+package codeq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"codeq/internal/base"
+	"codeq/internal/call"
+	"codeq/internal/cluster"
+	"codeq/internal/engine"
+	"codeq/internal/guard"
+	"codeq/internal/record"
+	"codeq/internal/wire"
+)
+
+// Completion is the completion of one task of a [Queue.CompleteBatch]; see [Queue.Complete].
+type Completion struct {
+	Receipt Receipt
+	Result  []byte
+	Next    []Task
+}
+
+// Failure is the end of one failed attempt of a [Queue.RetryBatch] or [Queue.DeadLetterBatch].
+type Failure struct {
+	Receipt Receipt
+	// Err is stored with the task; nil: nothing is.
+	Err error
+	// After is [RetryOptions].After. It must be 0 for a dead letter.
+	After time.Duration
+}
+
+// BatchError says how each element of a batch has gone, if some have not gone well. [errors.Is] and
+// [errors.As] find the errors in it.
+type BatchError struct {
+	Errors []error // by the index of the element; nil: it has gone well
+}
+
+// shownErrors is how many errors the text of a BatchError has.
+const shownErrors = 3
+
+// Error counts the errors, and has the text of the first ones.
+func (e *BatchError) Error() string {
+	var text strings.Builder
+	failed := 0
+	for i, err := range e.Errors {
+		if err == nil {
+			continue
+		}
+		if failed++; failed <= shownErrors {
+			fmt.Fprintf(&text, "; %d: %s", i, strings.TrimPrefix(err.Error(), "codeq: "))
+		}
+	}
+	if failed > shownErrors {
+		text.WriteString("; ...")
+	}
+	return fmt.Sprintf("codeq: %d of a batch of %d%s", failed, len(e.Errors), text.String())
+}
+
+// Unwrap returns the errors, without the nil ones.
+func (e *BatchError) Unwrap() []error {
+	return slices.DeleteFunc(slices.Clone(e.Errors), func(err error) bool { return err == nil })
+}
+
+// CompleteBatch finishes tasks, each as [Queue.Complete] does: in one call, and one commit for each
+// shard that has some of them. It is not atomic: each completion has an outcome of its own. Those
+// that have gone well have, whatever happens to the others. If some have not, the error is a
+// [*BatchError], with the error of each. Of two completions with the same receipt the second one is
+// [ErrLeaseLost].
+//
+// A batch that is refused before anything is written returns another error, that of Complete: one
+// of more than [Limits.Batch] completions, or as many follow-ups; of more than [Limits.BatchBytes]
+// of results and payloads; or with a completion that is invalid by itself. A shard that is busy may
+// put a large batch into several commits.
+//
+// Errors: [ErrInvalid], [ErrNotFound] ([RefuseOnMissing]), [ErrDiskFull], [ErrFailed],
+// [ErrNotLeader], [ErrClosed], that of ctx, and a [*BatchError] of these, [ErrLeaseLost] and
+// [ErrUncertain].
+func (q *Queue) CompleteBatch(ctx context.Context, completions []Completion) (err error) {
+	defer public(&err)
+	if ctx, err = q.begin(ctx); err != nil {
+		return err
+	}
+	b, err := q.newLeaseCalls("CompleteBatch", len(completions))
+	if err != nil {
+		return err
+	}
+	for i := range completions {
+		c := &completions[i]
+		op := &completeOp{completion: completion{kind: callComplete}}
+		op.Receipt, op.StillRuns, op.Result = c.Receipt.inner(), true, slices.Clone(c.Result)
+		b.bytes += len(c.Result)
+		if err := checkResult(c.Result, &q.opts.Limits); err != nil {
+			return b.refused(i, err)
+		}
+		if b.next += len(c.Next); b.next > q.opts.Limits.Batch {
+			return &InvalidError{b.verb + " follow-ups", fmt.Sprint(b.next, " and more"), atMostTasks(q.opts.Limits.Batch)}
+		}
+		for t := range c.Next {
+			b.bytes += len(c.Next[t].Payload)
+		}
+		if len(c.Next) > 0 {
+			if err := q.prepareNext(ctx, op, c.Next, q.shardOf(c.Receipt.ID)); err != nil {
+				return b.refused(i, translated(err))
+			}
+		}
+		b.add(c.Receipt, op)
+	}
+	return q.doLeases(ctx, b)
+}
+
+// RetryBatch ends failed attempts, each as [Queue.Retry] does, in one call, as
+// [Queue.CompleteBatch] completes tasks. The texts of the errors count for [Limits.BatchBytes].
+//
+// Errors: [ErrInvalid], [ErrDiskFull], [ErrFailed], [ErrNotLeader], [ErrClosed], that of ctx, and a
+// [*BatchError] of these, [ErrLeaseLost] and [ErrUncertain].
+func (q *Queue) RetryBatch(ctx context.Context, failures []Failure) (err error) {
+	defer public(&err)
+	return q.failBatch(ctx, "RetryBatch", failures, func(f *Failure) (call.Fail, error) {
+		return retryOf(f.After), nil
+	})
+}
+
+// DeadLetterBatch makes dead letters of tasks, each as [Queue.DeadLetter] does, in one call, as
+// [Queue.CompleteBatch] completes tasks. The texts of the errors count for [Limits.BatchBytes].
+//
+// Errors: [ErrInvalid], [ErrDiskFull], [ErrFailed], [ErrNotLeader], [ErrClosed], that of ctx, and a
+// [*BatchError] of these, [ErrLeaseLost] and [ErrUncertain].
+func (q *Queue) DeadLetterBatch(ctx context.Context, failures []Failure) (err error) {
+	defer public(&err)
+	return q.failBatch(ctx, "DeadLetterBatch", failures, func(f *Failure) (call.Fail, error) {
+		if f.After != 0 {
+			return call.Fail{}, &InvalidError{"Failure.After", f.After, "0 for a dead letter"}
+		}
+		return call.Fail{How: engine.FailDead}, nil
+	})
+}
+
+// ReleaseBatch gives tasks back, each as [Queue.Release] does, in one call, as
+// [Queue.CompleteBatch] completes tasks.
+//
+// Errors: [ErrInvalid], [ErrDiskFull], [ErrFailed], [ErrNotLeader], [ErrClosed], that of ctx, and a
+// [*BatchError] of these, [ErrLeaseLost] and [ErrUncertain].
+func (q *Queue) ReleaseBatch(ctx context.Context, receipts []Receipt, after time.Duration) (err error) {
+	defer public(&err)
+	if err := checkRelease(after); err != nil {
+		return err
+	}
+	failures := make([]Failure, len(receipts))
+	for i, r := range receipts {
+		failures[i].Receipt = r
+	}
+	return q.failBatch(ctx, "ReleaseBatch", failures, func(*Failure) (call.Fail, error) {
+		return call.Fail{How: engine.FailRelease, Wait: int64(record.Millis(after))}, nil
+	})
+}
+
+// ExtendBatch moves the deadlines of leases, each as [Queue.Extend] does, in one call, as
+// [Queue.CompleteBatch] completes tasks.
+//
+// Errors: [ErrInvalid], [ErrDiskFull], [ErrFailed], [ErrNotLeader], [ErrClosed], that of ctx, and a
+// [*BatchError] of these, [ErrLeaseLost] and [ErrUncertain].
+func (q *Queue) ExtendBatch(ctx context.Context, receipts []Receipt, d time.Duration) (err error) {
+	defer public(&err)
+	if ctx, err = q.begin(ctx); err != nil {
+		return err
+	}
+	if err := checkExtension(d); err != nil {
+		return err
+	}
+	b, err := q.newLeaseCalls("ExtendBatch", len(receipts))
+	if err != nil {
+		return err
+	}
+	for _, r := range receipts {
+		b.add(r, rule(callExtend, &call.Extend{Receipt: r.inner(), Duration: record.Millis(d)}))
+	}
+	return q.doLeases(ctx, b)
+}
+
+// failBatch ends leases without completions; of tells how.
+func (q *Queue) failBatch(ctx context.Context, verb string, failures []Failure, of func(*Failure) (call.Fail, error)) (err error) {
+	if ctx, err = q.begin(ctx); err != nil {
+		return err
+	}
+	b, err := q.newLeaseCalls(verb, len(failures))
+	if err != nil {
+		return err
+	}
+	for i := range failures {
+		f := &failures[i]
+		op := &failOp{completion: completion{kind: callFail}}
+		if op.Fail, err = of(f); err != nil {
+			return b.refused(i, err)
+		}
+		op.How |= engine.StillRuns
+		if op.Receipt = f.Receipt.inner(); f.Err != nil {
+			op.Cause = record.Clip(guard.ErrorText(f.Err), engine.MaxCause)
+			b.bytes += len(op.Cause)
+		}
+		b.add(f.Receipt, op)
+	}
+	return q.doLeases(ctx, b)
+}
+
+// leaseCalls is the operations of a verb on many leases.
+type leaseCalls struct {
+	verb  string
+	parts []*leaseOps // by shard; nil: none
+	at    [][]int     // likewise, the indices of the operations in the batch
+	n     int         // operations
+	next  int         // follow-ups
+	bytes int         // of results, payloads and the texts of errors
+}
+
+// newLeaseCalls refuses a batch of too many elements.
+func (q *Queue) newLeaseCalls(verb string, n int) (*leaseCalls, error) {
+	if n > q.opts.Limits.Batch {
+		return nil, &InvalidError{verb + " elements", n, atMostTasks(q.opts.Limits.Batch)}
+	}
+	return &leaseCalls{verb: verb, parts: make([]*leaseOps, len(q.replicas)), at: make([][]int, len(q.replicas))}, nil
+}
+
+func (b *leaseCalls) refused(i int, err error) error {
+	return fmt.Errorf("%s: element %d: %w", b.verb, i, err)
+}
+
+func (b *leaseCalls) add(r Receipt, op request) {
+	shard := r.ID.shard(len(b.parts))
+	if b.parts[shard] == nil {
+		b.parts[shard] = &leaseOps{completion: newCompletion(callLeases)}
+	}
+	b.parts[shard].ops = append(b.parts[shard].ops, op)
+	b.at[shard] = append(b.at[shard], b.n)
+	b.n++
+}
+
+// doLeases carries out the operations, in each shard in their order.
+func (q *Queue) doLeases(ctx context.Context, b *leaseCalls) error {
+	if b.bytes > q.opts.Limits.BatchBytes {
+		return &InvalidError{b.verb + " bytes", bytesOf(b.bytes), atMost(q.opts.Limits.BatchBytes)}
+	}
+	errs := make([]error, b.n)
+	failed := q.inParallel(b.verb, len(b.parts), func(shard int) error {
+		if b.parts[shard] != nil {
+			q.doLeasesOf(ctx, shard, b.parts[shard], func(i int, err error) { errs[b.at[shard][i]] = base.Prefixed(err) })
+		}
+		return nil
+	})
+	if failed != nil || slices.ContainsFunc(errs, func(err error) bool { return err != nil }) {
+		return errors.Join(&BatchError{errs}, failed)
+	}
+	return nil
+}
+
+// doLeasesOf carries out the operations of a shard. failed is called for each that fails.
+func (q *Queue) doLeasesOf(ctx context.Context, shard int, b *leaseOps, failed func(i int, err error)) {
+	_, whole := q.do(ctx, shard, b)
+	for i, op := range b.ops {
+		err := whole
+		if err == nil {
+			err = op.base().err
+		}
+		if c, ok := op.(*completeOp); ok && err == nil {
+			err = q.awaitTaken(ctx, call.BatchHops(c.Next, shard, len(q.replicas), true))
+		}
+		if err != nil {
+			failed(i, err)
+		}
+	}
+}
+
+// leaseOps is operations that end or extend leases of a shard. They are decided as if their callers
+// had come one after the other: in one group, unless it is full.
+type leaseOps struct {
+	completion
+	ops  []request // completions, failures and extensions; each keeps its outcome
+	left int       // that have no outcome yet; the owner's
+}
+
+// resolve puts the operations in place of this one. REQUIRES: the owner has just taken it from the
+// inbox: it is never put off, as it writes nothing itself.
+func (b *leaseOps) resolve(s *shard) {
+	b.left = len(b.ops)
+	u := &s.undecided
+	u.taken = slices.Grow(u.taken, b.left)
+	for i, op := range b.ops {
+		op.base().reply = func(err error) { b.answer(op, err) }
+		u.taken = slices.Insert(u.taken, u.cursor+i, operation(op))
+	}
+}
+
+// answer keeps the outcome of an operation. The last one settles the whole.
+func (b *leaseOps) answer(op request, err error) {
+	op.base().err = err
+	if b.left--; b.left == 0 {
+		b.settle(b.failure())
+	}
+}
+
+// failure is why the whole must be tried again: its shard has decided nothing, or it is not known
+// what.
+func (b *leaseOps) failure() (err error) {
+	decided := false
+	for _, op := range b.ops {
+		switch e := op.base().err; {
+		case !isOfShard(e):
+			decided = true
+		case err == nil || errors.Is(e, ErrUncertain):
+			err = e
+		}
+	}
+	if decided && err != nil && !errors.Is(err, ErrUncertain) {
+		return fmt.Errorf("%w: of a part: %s", ErrUncertain, err.Error())
+	}
+	return err
+}
+
+// isOfShard reports whether an error says that a shard has not decided an operation, or that it is
+// not known whether it has.
+func isOfShard(err error) bool {
+	return errors.Is(err, ErrUncertain) || errors.Is(err, ErrNotLeader) || errors.Is(err, ErrFailed) || errors.Is(err, ErrClosed)
+}
+
+// weigh gives the outcomes their meaning together with the tries before.
+func (b *leaseOps) weigh(t *cluster.Tries) {
+	for _, op := range b.ops {
+		c := op.base()
+		c.err = t.Outcome(c.err, op.verb().is(endsLease))
+	}
+}
+
+func (b *leaseOps) Append(dst []byte) []byte {
+	dst = wire.AppendUint(dst, uint64(len(b.ops)))
+	for _, op := range b.ops {
+		dst = wire.AppendBytes(append(dst, byte(op.base().kind)), op.Append(nil))
+	}
+	return dst
+}
+
+func (b *leaseOps) Read(r *wire.Reader) {
+	n := r.Count(2)
+	if n == 0 {
+		r.Fail()
+	}
+	for ; n > 0; n-- {
+		kind := callKind(r.Byte())
+		if kind != callComplete && kind != callFail && kind != callExtend {
+			r.Fail()
+			return
+		}
+		op := verbs[kind].new("")
+		if parse(r.Bytes(), op.Read) != nil {
+			r.Fail()
+			return
+		}
+		b.ops = append(b.ops, op)
+	}
+}
+
+func (b *leaseOps) AppendReply(dst []byte) []byte {
+	for _, op := range b.ops {
+		err := op.base().err
+		if dst = wire.AppendBool(dst, err != nil); err != nil {
+			code, text := encodeError(err)
+			dst = wire.AppendBytes(append(dst, code), text)
+		}
+	}
+	return dst
+}
+
+func (b *leaseOps) ReadReply(r *wire.Reader) {
+	for _, op := range b.ops {
+		if op.base().err = nil; r.Bool() {
+			op.base().err = decodeError(r.Byte(), r.String())
+		}
+	}
+}
+
+func (b *leaseOps) Again() {
+	for _, op := range b.ops {
+		tryAgain(op)
+	}
+}
