@@ -26,6 +26,7 @@ func TestAPI(t *testing.T) {
 	inRoot(t)
 	for name, dir := range map[string]string{
 		"codeq": ".", "codeqtest": "codeqtest", "codeqweb": "codeqweb", "codeqprom": "codeqprom", "codeqotel": "codeqotel",
+		"codeqsql": "codeqsql",
 	} {
 		lines := apiOf(t, dir)
 		require.NotEmpty(t, lines, dir)

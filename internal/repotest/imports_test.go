@@ -28,7 +28,7 @@ var layers = [][]string{
 	{"internal/entries", "internal/inspect", "internal/owner", "internal/simtest"},
 	{"internal/localsocket", "internal/offline"},
 	{"."},
-	{"codeqtest", "codeqweb", "codeqprom", "codeqotel"},
+	{"codeqtest", "codeqweb", "codeqprom", "codeqotel", "codeqsql"},
 	{"bench", "cmd", "examples"},
 }
 
@@ -74,7 +74,7 @@ func importsOf(t *testing.T, file *ast.File) map[string]string {
 func TestImportsRunOneWay(t *testing.T) {
 	t.Parallel()
 	inRoot(t)
-	_, all := Sources(t, "codeqtest", "codeqweb", "codeqprom", "codeqotel", "bench", "cmd", "examples")
+	_, all := Sources(t, "codeqtest", "codeqweb", "codeqprom", "codeqotel", "codeqsql", "bench", "cmd", "examples")
 	edges := 0
 	for dir, files := range all {
 		from, entry := layerOf(filepath.ToSlash(dir))
