@@ -474,26 +474,27 @@ func (op *claimOp) noRoom(s *shard) {
 // leaseOf decodes a grant into a new Lease.
 func leaseOf(g *engine.Grant) (*Lease, error) {
 	l := new(Lease)
-	return l, decodeGrant(g, l)
+	_, err := decodeGrant(g, l)
+	return l, err
 }
 
-// decodeGrant decodes a grant into l.
-func decodeGrant(g *engine.Grant, l *Lease) error {
+// decodeGrant decodes a grant into l. steps is how many steps of the task are finished.
+func decodeGrant(g *engine.Grant, l *Lease) (steps uint32, err error) {
 	l.ID, l.Receipt = g.Receipt.ID, receiptOf(g.Receipt)
 	l.Attempt = int(g.Attempt)
 	l.Deadline = msTime(g.Deadline)
 	if payload, ok := record.Plain(g.Rec); ok {
 		l.Queue, l.Tenant, l.Priority = g.Queue, g.Tenant, int(g.Priority)
 		l.Payload = payload
-		return nil
+		return 0, nil
 	}
 	rec, err := record.Decode(g.Rec)
 	if err != nil {
-		return fmt.Errorf("%w: task %s: %w", ErrCorrupt, g.Receipt.ID, err)
+		return 0, fmt.Errorf("%w: task %s: %w", ErrCorrupt, g.Receipt.ID, err)
 	}
 	l.Task, l.LastError = task(*g.LaneKey, &rec), rec.Error
 	if rec.Notes != nil {
 		l.Metadata = rec.Notes.Metadata
 	}
-	return nil
+	return rec.Steps, nil
 }

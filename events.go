@@ -51,27 +51,34 @@ const (
 	// reports in a second, only the latest has an event. In a cluster, reports are written to the
 	// logs of the shards while there are subscriptions to them.
 	EventProgress
+	EventSuspended // waits between two steps ([Sleep]); the attempt does not count
 	endOfKinds
 )
 
 // inner returns the kind of the rules.
 func (k EventKind) inner() engine.EventKind {
-	if k == EventProgress {
+	switch k {
+	case EventProgress:
 		return engine.EventProgress
+	case EventSuspended:
+		return engine.EventSuspended
 	}
 	return engine.EventKind(k)
 }
 
 // eventKindOf is the reverse of inner.
 func eventKindOf(k engine.EventKind) EventKind {
-	if k == engine.EventProgress {
+	switch k {
+	case engine.EventProgress:
 		return EventProgress
+	case engine.EventSuspended:
+		return EventSuspended
 	}
 	return EventKind(k)
 }
 
 var eventKinds = newEnum[EventKind]("EventKind",
-	"", "produced", "claimed", "completed", "retried", "released", "dead", "canceled", "expired", "progress",
+	"", "produced", "claimed", "completed", "retried", "released", "dead", "canceled", "expired", "progress", "suspended",
 )
 
 // String returns the kind in lower case; that of [EventDeadLettered] is "dead".
@@ -84,9 +91,9 @@ func (k EventKind) MarshalText() ([]byte, error) { return eventKinds.Marshal(k) 
 func (k *EventKind) UnmarshalText(b []byte) error { return eventKinds.Unmarshal(k, b) }
 
 const kindLimit = "EventProduced, EventClaimed, EventCompleted, EventRetried, EventReleased, " +
-	"EventDeadLettered, EventCanceled, EventExpired, EventProgress"
+	"EventDeadLettered, EventCanceled, EventExpired, EventProgress, EventSuspended"
 
-const allKinds engine.KindSet = 1<<EventProgress - 2 | 1<<engine.EventProgress
+const allKinds engine.KindSet = 1<<EventProgress - 2 | 1<<engine.EventProgress | 1<<engine.EventSuspended
 
 // SubscribeOptions are the options of [Queue.Subscribe]. A zero field means its documented default.
 type SubscribeOptions struct {

@@ -53,6 +53,8 @@ type TaskInfo struct {
 	// have set by [SetMetadata]. They are kept from attempt to attempt.
 	Progress Progress          `json:",omitzero"`
 	Metadata map[string]string `json:",omitempty"`
+	// Steps are the finished steps of its handler ([Step]), in order. Lists leave them out.
+	Steps []StepInfo `json:",omitempty"`
 }
 
 // Attempt is an attempt of a task: from a lease to its end.
@@ -64,7 +66,8 @@ type Attempt struct {
 	// End is when the attempt ended; zero: it goes on.
 	End time.Time `json:",omitzero"`
 	// Outcome is how: [EventCompleted], [EventRetried], [EventReleased], [EventDeadLettered],
-	// [EventCanceled] or [EventExpired]; 0: it goes on.
+	// [EventCanceled], [EventExpired] or [EventSuspended], which stands for all that follow each
+	// other; 0: it goes on.
 	Outcome EventKind `json:",omitzero"`
 	// Worker is [RunOptions.Name], or [ClaimRequest.Worker]; "" if there was none.
 	Worker string `json:",omitzero"`
@@ -203,6 +206,10 @@ func taskInfo(t *store.Task) *TaskInfo {
 		info.State, info.Attempts = Leased, int(t.Lease.Attempts)
 	}
 	info.addHistory(t)
+	for i := range t.Steps {
+		s := &t.Steps[i]
+		info.Steps = append(info.Steps, StepInfo{s.Name, StepKind(s.Kind), msTime(t.ByWall(s.At)), s.Result})
+	}
 	return info
 }
 
@@ -217,7 +224,7 @@ func (info *TaskInfo) addHistory(t *store.Task) {
 		for i := range h.Attempts {
 			a := &h.Attempts[i]
 			info.History = append(info.History, Attempt{
-				int(a.Number), msTime(t.ByWall(a.Start)), msTime(t.ByWall(a.End)), EventKind(a.How), a.Worker, a.Error,
+				int(a.Number), msTime(t.ByWall(a.Start)), msTime(t.ByWall(a.End)), eventKindOf(engine.EventKind(a.How)), a.Worker, a.Error,
 			})
 		}
 	}

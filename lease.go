@@ -262,7 +262,13 @@ func (q *Queue) failed(ctx context.Context, r Receipt, f call.Fail, cause error)
 
 func (op *failOp) resolve(s *shard) {
 	takeNotes(s, op.Receipt, op.Notes)
-	v, err := s.rules.Fail(op.Receipt, op.How, op.Wait, op.Cause)
+	var v engine.Verdict
+	var err error
+	if op.How == engine.FailSuspend {
+		v, err = s.rules.Suspend(op.Receipt, op.Wait, op.Step.Number, &op.Step.Step)
+	} else {
+		v, err = s.rules.Fail(op.Receipt, op.How, op.Wait, op.Cause)
+	}
 	s.conclude(op, &op.completion, v, err)
 }
 

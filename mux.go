@@ -421,10 +421,11 @@ const (
 	VerdictDeadLetter                    // a dead letter at once, even if attempts are left
 	VerdictCanceled                      // the task was canceled: nothing is stored
 	VerdictLeaseLost                     // the lease was lost: nothing is stored
+	VerdictSuspended                     // waits between two steps; the attempt does not count
 )
 
 var verdicts = newEnum[Verdict]("Verdict",
-	"", "completed", "retry", "retry-after", "released", "dead-letter", "canceled", "lease-lost",
+	"", "completed", "retry", "retry-after", "released", "dead-letter", "canceled", "lease-lost", "suspended",
 )
 
 // String returns the verdict in lower case, such as "retry-after".
@@ -445,6 +446,7 @@ func (v *Verdict) UnmarshalText(b []byte) error { return verdicts.Unmarshal(v, b
 //	DeadLetter(err)           VerdictDeadLetter
 //	matches ErrCanceled       VerdictCanceled
 //	matches ErrLeaseLost      VerdictLeaseLost
+//	matches ErrSuspended      VerdictSuspended
 //	any other error           VerdictRetry
 //
 // Errors that wrap one of these have the same verdict. The first rule that applies counts.
@@ -465,6 +467,8 @@ func VerdictOf(err error) Verdict {
 		return VerdictCanceled
 	case v == nil && guard.Is(err, ErrLeaseLost):
 		return VerdictLeaseLost
+	case v == nil && guard.Is(err, ErrSuspended):
+		return VerdictSuspended
 	case v == nil:
 		return VerdictRetry
 	case v.how == engine.FailRelease:

@@ -374,7 +374,8 @@ func (r *runner) report(l *Lease, err error) {
 func (r *runner) Do(w *worker, g engine.Grant) {
 	f := &taskContext{runner: r}
 	l := &f.lease
-	if err := decodeGrant(&g, l); err != nil {
+	var err error
+	if f.steps, err = decodeGrant(&g, l); err != nil {
 		r.report(&Lease{ID: g.Receipt.ID, Receipt: receiptOf(g.Receipt)}, base.Prefixed(err))
 		return
 	}
@@ -419,6 +420,9 @@ func (r *runner) storeOutcome(w *worker, f *taskContext, waited uint32, begun ti
 	}
 	f.End(nil)
 	ours, lost := w.Disown() // or the task was given back, or its lease was lost
+	if s := f.log.Load(); s != nil {
+		failed = s.verdict(failed, r.queue.opts.log)
+	}
 	if ours && failed == nil {
 		failed = r.complete(f)
 	}
@@ -468,7 +472,7 @@ func (r *runner) handle(f *taskContext) (err error) {
 func (r *runner) fail(f *taskContext, failed *failure) {
 	l, op := &f.lease, &failed.op
 	op.Notes = f.lastNotes()
-	if op.How != engine.FailRelease {
+	if op.How != engine.FailRelease && op.How != engine.FailSuspend {
 		r.report(l, failed.err)
 	}
 	op.completion, op.Receipt, op.Gone = newCompletion(callFail), l.Receipt.inner(), r.storing.Done()

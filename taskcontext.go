@@ -23,6 +23,8 @@ type taskContext struct {
 	logger atomic.Pointer[slog.Logger] // nil: not used yet
 	notes  atomic.Pointer[saidNotes]   // nil: the handler has said nothing
 	out    *output                     // nil: nothing
+	steps  uint32                      // finished by earlier runs
+	log    atomic.Pointer[stepLog]     // nil: the handler has no step
 }
 
 // markEnded is set when the task of a handler that goes on is given back, and when the handler
@@ -69,6 +71,15 @@ func (o *output) fill(op *completeOp) error {
 	o.next.Finish()
 	op.Result, op.Next = o.result, append(op.Next, o.next.Tasks...)
 	return nil
+}
+
+// stepLog returns the steps of the task, which are not loaded at first.
+func (c *taskContext) stepLog() *stepLog {
+	if s := c.log.Load(); s != nil {
+		return s
+	}
+	c.log.CompareAndSwap(nil, &stepLog{of: c})
+	return c.log.Load()
 }
 
 func (c *taskContext) output() *output {

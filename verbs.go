@@ -153,6 +153,7 @@ const (
 	callClock
 	callUse
 	callLeases
+	callStep
 	endOfRequests
 )
 
@@ -198,6 +199,7 @@ var verbs = [endOfRequests]verb{
 	callUse:            {reading(callUse, func() lookup { return new(listing.Use) }), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
 	callLeases:         {blank[leaseOps](callLeases), upTo(engine.RoomEmpty), yes, onLease | endsLease | ofPrograms}, // each has its own
 	callMissing:        {ruled[call.Missing](callMissing), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
+	callStep:           {blank[stepOp](callStep), upTo(engine.RoomScarce), yes, onLease},
 	callClock:          {ruled[call.Clock](callClock), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
 }
 

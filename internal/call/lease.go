@@ -50,10 +50,14 @@ type Fail struct {
 	Wait    int64 // ms; negative: by the backoff
 	Cause   string
 	Notes   *record.Notes // of the handler; nil: none
+	Step    NumberedStep  // of a FailSuspend
 }
 
 func (b *Fail) Append(dst []byte) []byte {
 	dst = append(wire.AppendBool(AppendReceipt(dst, b.Receipt), b.WaitsForRoom()), byte(b.How))
+	if b.How == engine.FailSuspend {
+		dst = b.Step.append(dst)
+	}
 	return appendLastNotes(wire.AppendBytes(wire.AppendInt(dst, b.Wait), b.Cause), b.Notes)
 }
 
@@ -61,10 +65,45 @@ func (b *Fail) Read(r *wire.Reader) {
 	b.Receipt = readReceipt(r)
 	b.setWaits(r.Bool())
 	b.How = engine.Failure(r.Byte())
-	if b.How&^engine.StillRuns > engine.FailOverdue {
+	if b.How&^engine.StillRuns > engine.FailOverdue && b.How != engine.FailSuspend {
 		r.Fail()
 	}
+	if b.How == engine.FailSuspend {
+		b.Step.read(r)
+	}
 	b.Wait, b.Cause, b.Notes = r.Int(), r.String(), readLastNotes(r)
+}
+
+// NumberedStep is a step with its number among the steps of its task, from 0.
+type NumberedStep struct {
+	Number uint32
+	record.Step
+}
+
+func (s *NumberedStep) append(dst []byte) []byte {
+	return s.Step.Append(wire.AppendUint(dst, uint64(s.Number)))
+}
+
+func (s *NumberedStep) read(r *wire.Reader) {
+	s.Number, s.Step = r.Uint32(), record.ReadStep(r)
+}
+
+// Step stores the result of a step of a task.
+type Step struct {
+	Silent
+	RoomWait
+	Receipt engine.Receipt
+	Of      NumberedStep
+}
+
+func (b *Step) Append(dst []byte) []byte {
+	return b.Of.append(wire.AppendBool(AppendReceipt(dst, b.Receipt), b.WaitsForRoom()))
+}
+
+func (b *Step) Read(r *wire.Reader) {
+	b.Receipt = readReceipt(r)
+	b.setWaits(r.Bool())
+	b.Of.read(r)
 }
 
 // RoomWait is embedded in operations that may wait for room as long as their callers do, such as

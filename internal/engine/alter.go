@@ -116,6 +116,7 @@ func (s *State) redrive(at *located) error {
 		at.rec.Flags |= record.HoldsKey
 	}
 	s.withdraw(at)
+	s.Leases.restoreSteps(at.id, &at.rec)
 	at.rec.Attempts, at.rec.RunAt, at.rec.Expired, at.rec.HoldsTurn, at.rec.Crashes = 0, 0, false, false, 0
 	s.enter(at.lane, s.mint.Since(), at.id, &at.rec.Head, at.rec.Encode())
 	return nil
@@ -180,7 +181,8 @@ func (s *State) moveTo(at *located, to *AlterTo) error {
 		}
 	}
 	rec.Attempts, rec.Leases, rec.Expired, rec.Rewritten, rec.Crashes, rec.Suspect = 0, 0, false, false, 0, false
-	rec.History, rec.Notes = nil, nil
+	s.Leases.steps.Delete(&s.Group.Writes, at.id, rec.Steps)
+	rec.History, rec.Notes, rec.Steps, rec.Kept = nil, nil, 0, nil
 	t := NewTask{Key: LaneKey{to.Queue, at.lane.Tenant, at.lane.Priority}}
 	t.Encode(&rec, make([]byte, 0, rec.MaxSize()))
 	s.admit(&t)
@@ -208,6 +210,9 @@ func (s *State) cancel(at *located) {
 	at.rec.Suspect = false
 	s.Suspects.freePlace(at.id)
 	if at.lease != nil {
+		if at.rec.Steps, s.Broken = s.Leases.countSteps(at.lease); s.Broken != nil {
+			return
+		}
 		at.lease.goesOn = at.lease.handled && !at.lease.over
 		s.unlease(at.lease)
 		if !isFirstPlace(at.lane, at.lease.since, at.id) {
@@ -225,6 +230,11 @@ func (s *State) cancel(at *located) {
 		s.withdraw(at)
 	}
 	ties := at.rec.Ties
+	if retention == 0 {
+		s.Leases.steps.Delete(&s.Group.Writes, at.id, at.rec.Steps)
+	} else if s.Broken = s.Leases.keepSteps(at.id, &at.rec); s.Broken != nil {
+		return
+	}
 	if retention == 0 {
 		s.endings.add(at.id, s.Uptime, Canceled, at.rec.Attempts, nil, at.rec.Error)
 	} else {
@@ -260,6 +270,7 @@ func (s *State) replace(id keys.ID, t *NewTask) bool {
 	rec.Parents, rec.OnDead, rec.OnMissing = at.rec.Parents, at.rec.OnDead, at.rec.OnMissing
 	s.Suspects.freePlace(at.id)
 	s.withdraw(at)
+	s.Leases.steps.Delete(&s.Group.Writes, id, at.rec.Steps)
 	rec.Leases, rec.Rewritten, rec.History, rec.Notes = at.rec.Leases, true, at.rec.History, at.rec.Notes
 	rec.Parent = rec.Parent || at.rec.Parent
 	l := s.Names.lane(t.Key)

@@ -24,6 +24,9 @@ type attemptEnd struct {
 // complete finishes a task. Its record is read only if it is kept.
 func (s *State) complete(ls *lease, result []byte) error {
 	if retention := s.Times.retention(ls.lane.queue, ls.retention); retention == 0 {
+		if err := s.Leases.dropSteps(ls); err != nil {
+			return err
+		}
 		s.finish(ls)
 		s.endings.add(ls.id, s.Uptime, Done, ls.attempts, result, "")
 	} else if err := s.finishAndKeep(ls, retention, result); err != nil {
@@ -50,6 +53,12 @@ func (s *State) finishAndKeep(ls *lease, retention int64, result []byte) error {
 	if err != nil {
 		return err
 	}
+	if rec.Steps, err = s.Leases.countSteps(ls); err == nil {
+		err = s.Leases.keepSteps(ls.id, &rec)
+	}
+	if err != nil {
+		return err
+	}
 	rec.Attempts, rec.Leases, rec.Suspect = ls.attempts, ls.leases, false
 	s.Leases.noteAttempt(ls, &rec, attemptEnd{how: EventCompleted})
 	s.finish(ls)
@@ -64,6 +73,9 @@ func (s *State) finishAndKeep(ls *lease, retention int64, result []byte) error {
 // finishAttempt reads the record of a leased task and adds the result of the attempt.
 func (le *leases) finishAttempt(ls *lease, end attemptEnd) (record.Record, error) {
 	rec, err := le.recordOf(ls)
+	if err == nil {
+		rec.Steps, err = le.countSteps(ls)
+	}
 	if err != nil {
 		return rec, err
 	}
@@ -171,6 +183,9 @@ func (s *State) returnTask(ls *lease, cause string) {
 // toDeadLetter makes a leased task a dead letter. If its children or its group wait for the task,
 // it is kept until a caller redrives, purges or cancels it.
 func (s *State) toDeadLetter(ls *lease, rec *record.Record) {
+	if s.Broken = s.Leases.keepSteps(ls.id, rec); s.Broken != nil {
+		return
+	}
 	s.Names.emit(EventDeadLettered, ls.lane, ls.id, rec.Attempts, rec.Error)
 	s.unlease(ls)
 	if !isFirstPlace(ls.lane, ls.since, ls.id) {
@@ -305,10 +320,10 @@ func (le *leases) recordOf(ls *lease) (record.Record, error) {
 func (le *leases) isRewritten(id keys.ID) bool {
 	g := &le.Group
 	if len(g.changed)+len(g.parents) == 0 {
-		return false
+		return le.steps.HasAdded(id)
 	}
 	_, ok := g.changed[id]
-	return ok || g.hasChildren(id)
+	return ok || g.hasChildren(id) || le.steps.HasAdded(id)
 }
 
 // MaxCause limits the text of an error that is kept with a task, in bytes.
@@ -365,6 +380,7 @@ func (s *State) Grant(l *Lane, duration uint64, to Holder, grants []Grant) ([]Gr
 		}
 		ls.leases, ls.attempts = head.Leases+1, head.Attempts+1
 		ls.rewritten, ls.retention, ls.suspect = head.Rewritten, head.Retention, head.Suspect
+		ls.steps = int32(head.Steps)
 		s.Ties.tieLease(ls, &head)
 	}
 	s.NoteRead(len(it.Record))
@@ -429,6 +445,9 @@ func (le *leases) noteAttempt(ls *lease, rec *record.Record, end attemptEnd) {
 	a := record.Attempt{Number: ls.attempts, How: uint8(end.how), Start: start, End: max(start, le.mint.Stamp()), Worker: ls.worker}
 	if end.how != EventExpired || end.cause == causeCrash {
 		a.Error = end.cause
+	}
+	if end.how == EventSuspended && rec.History.Fold(a) {
+		return
 	}
 	rec.History.Add(a)
 }

@@ -41,6 +41,7 @@ func (s *State) Load(clockAge uint64) error {
 			return s.Names.loadGrants()
 		},
 		s.Leases.loadLeaseClock,
+		s.Leases.steps.Load,
 		s.loadLeases,
 		s.beginLanes,
 		s.Times.loadTimes,
@@ -122,6 +123,9 @@ func (s *State) loadLease(r *leaseRecord, e *keys.LeaseEntry, head *record.Head)
 		local: r.local, duration: e.Duration, retention: head.Retention, record: r, rewritten: head.Rewritten,
 		worker: e.Worker, suspect: head.Suspect, handled: r.local, // perhaps
 		overdue: head.Attempts == e.Attempts,
+	}
+	if s.Leases.steps.HasAny() {
+		ls.steps = -1
 	}
 	if ls.suspect {
 		s.Suspects.countAtWork(ls, 1)

@@ -37,7 +37,7 @@ func (ti *ties) isBehind(id keys.ID) bool {
 
 // isMoving is isBehind for operations that do not end the task.
 func (le *leases) isMoving(id keys.ID) bool {
-	if le.Group.hasChanged(id) && le.Group.find(id) == nil {
+	if le.Group.hasChanged(id) && le.Group.find(id) == nil || le.steps.HasAdded(id) {
 		return true
 	}
 	ls := le.byID[id]

@@ -8,7 +8,7 @@ import (
 )
 
 // nextFormat is the format of the build (manifest.Format).
-const nextFormat = 8
+const nextFormat = 9
 
 // sealNextFormat stores the key of the next format, with the first group after a shard has risen.
 func (r *round) sealNextFormat() {

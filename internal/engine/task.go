@@ -87,6 +87,9 @@ const (
 // KindSet take the numbers before it.
 const EventProgress EventKind = 11
 
+// EventSuspended: the task waits between two steps. Totals do not count it.
+const EventSuspended EventKind = 12
+
 // KindSet has bit k for EventKind k, and bits for the other interests.
 type KindSet uint32
 

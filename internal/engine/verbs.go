@@ -97,6 +97,7 @@ const (
 	FailReturn                 // does not count; the task keeps its place
 	FailDead                   // counts; the last one
 	FailOverdue                // counts, as the handler goes on after its Timeout; the lease goes on
+	FailSuspend                // does not count; Suspend takes it
 )
 
 // StillRuns is added to a Failure if the handler goes on, or may do so. When it has returned, Fail
@@ -152,6 +153,33 @@ func (s *State) Fail(r Receipt, how Failure, wait int64, cause string) (Verdict,
 	rec.Attempts = ls.attempts - 1 // also if it is overdue
 	s.Names.emit(EventReleased, ls.lane, ls.id, rec.Attempts, "")
 	s.postpone(ls, &rec, uint64(wait))
+	return Decided, nil
+}
+
+// Suspend ends a lease whose task waits for some ms between two steps. The attempt does not count,
+// and its task keeps its turn and its key. step is the step that the task waits in.
+func (s *State) Suspend(r Receipt, wait int64, number uint32, step *record.Step) (Verdict, error) {
+	if s.Leases.isRewritten(r.ID) {
+		return Again, nil
+	}
+	ls := s.Leases.held(r)
+	if ls == nil {
+		s.Ties.returned(r)
+		return Decided, s.Leases.leaseLost(r)
+	}
+	if err := s.Leases.addStep(ls, number, step); err != nil {
+		return Decided, err
+	}
+	rec, err := s.Leases.finishAttempt(ls, attemptEnd{how: EventSuspended})
+	if err != nil {
+		s.Broken = err
+		return Decided, nil
+	}
+	rec.Attempts = ls.attempts - 1 // also if it is overdue
+	if s.Wanted>>EventSuspended&1 != 0 {
+		s.collect(EventSuspended, ls.lane, ls.id, rec.Attempts, "")
+	}
+	s.postpone(ls, &rec, uint64(max(wait, 0)))
 	return Decided, nil
 }
 

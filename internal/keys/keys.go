@@ -39,6 +39,7 @@
 //	22                      period time the clock of periods, if it differs from the minter's
 //	23 queue name           granted     last lease of a task of a queue with a rate
 //	24                      clock sets  when the wall clock was set, and by how much
+//	25 id number            step        a finished step of an unended task, from format 8 on
 //
 // A bucket is the time at which its tasks expire. Tasks of one scope block each other.
 //
@@ -89,6 +90,7 @@ const (
 	PeriodTime = 0x22
 	Granted    = 0x23
 	ClockSets  = 0x24
+	Step       = 0x25
 )
 
 // IDLen is the length of a task ID.

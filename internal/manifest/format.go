@@ -4,4 +4,4 @@ package manifest
 
 // Format is the version of all stored and replicated data: the manifest, the keys and the values of
 // the shards, the entries of logs.
-const Format = 7
+const Format = 8

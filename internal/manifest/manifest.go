@@ -53,6 +53,7 @@ const (
 var pebbleFormats = [...]uint64{
 	19, // of 7: pebble.FormatColumnarBlocks
 	19, // of 8
+	19, // of 9
 }
 
 // PebbleFormat returns the format of Pebble (pebble.FormatMajorVersion) for stores in a directory

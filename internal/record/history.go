@@ -49,6 +49,17 @@ func (h *History) Add(a Attempt) {
 	h.Attempts = append(h.Attempts, a)
 }
 
+// Fold makes an attempt that has ended like the last one a part of it, and returns false if it has
+// not.
+func (h *History) Fold(a Attempt) bool {
+	if len(h.Attempts) == 0 || h.Attempts[len(h.Attempts)-1].How != a.How {
+		return false
+	}
+	last := &h.Attempts[len(h.Attempts)-1]
+	last.Number, last.End, last.Worker = a.Number, max(last.Start, a.End), Clip(a.Worker, MaxWorker)
+	return true
+}
+
 // Clip returns at most n bytes of a text, and cuts no character.
 func Clip(text string, n int) string {
 	if len(text) <= n {
@@ -175,7 +186,7 @@ func (r *Record) Sound() error {
 	if r.Notes != nil && r.Notes.Size() > MaxNotes {
 		return fmt.Errorf("notes of %d bytes", r.Notes.Size())
 	}
-	return nil
+	return r.soundSteps()
 }
 
 func appendMap(b []byte, m map[string]string) []byte {

@@ -32,6 +32,9 @@ type Head struct {
 	Crashes uint32
 	// Suspect: the task may be the reason why the process has died.
 	Suspect bool
+	// Steps is how many finished steps lie beside the record of an unended task. During a lease
+	// there may be more.
+	Steps uint32
 }
 
 // IsWait reports whether a scheduled task waits between attempts, until some time, and not for its
@@ -80,6 +83,7 @@ type Record struct {
 	OnMissing uint8         // action if a parent is gone; less than 16, like OnDead
 	History   *History      // nil: no attempt has ended
 	Notes     *Notes        // nil: none
+	Kept      []Step        // the steps of a task that has ended
 	Payload   []byte
 }
 
@@ -106,9 +110,11 @@ const (
 	hasAttempts
 	hasNotes
 	hasCrashes
+	hasSteps
+	hasKeptSteps
 
 	oneByte  = hasRunAt - 1
-	allFlags = hasCrashes<<1 - 1
+	allFlags = hasKeptSteps<<1 - 1
 )
 
 // errMalformed is wrapped by every error of Decode.
@@ -123,7 +129,7 @@ func (r *Record) MaxSize() int {
 	if r.plain() {
 		return PlainSize(r.Payload)
 	}
-	n := 3 + 15*binary.MaxVarintLen64 + len(r.Error) + len(r.Payload)
+	n := 3 + 17*binary.MaxVarintLen64 + len(r.Error) + len(r.Payload)
 	for k, v := range r.Headers {
 		n += 2*binary.MaxVarintLen32 + len(k) + len(v)
 	}
@@ -135,6 +141,9 @@ func (r *Record) MaxSize() int {
 	}
 	if r.Notes != nil {
 		n += r.Notes.maxSize()
+	}
+	for i := range r.Kept {
+		n += r.Kept[i].maxSize()
 	}
 	return n + IDLen*len(r.Parents)
 }
@@ -164,6 +173,8 @@ func (r *Record) flags() uint64 {
 		{hasAttempts, r.History != nil},
 		{hasNotes, r.Notes != nil},
 		{hasCrashes, r.Crashes != 0 || r.Suspect},
+		{hasSteps, r.Steps != 0},
+		{hasKeptSteps, len(r.Kept) != 0},
 	} {
 		if f.set {
 			flags |= f.flag
@@ -216,6 +227,9 @@ func (r *Record) Append(b []byte) []byte {
 		}
 		b = wire.AppendUint(b, n)
 	}
+	if flags&hasSteps != 0 {
+		b = wire.AppendUint(b, uint64(r.Steps))
+	}
 	if flags&hasError != 0 {
 		b = wire.AppendBytes(b, r.Error)
 	}
@@ -243,12 +257,15 @@ func (r *Record) Append(b []byte) []byte {
 	if flags&hasNotes != 0 {
 		b = r.Notes.Append(b)
 	}
+	if flags&hasKeptSteps != 0 {
+		b = appendSteps(b, r.Kept)
+	}
 	return append(b, r.Payload...)
 }
 
 func (r *Record) plain() bool {
 	return r.Head == Head{} && r.Error == "" && len(r.Headers) == 0 && len(r.Parents) == 0 &&
-		r.History == nil && r.Notes == nil
+		r.History == nil && r.Notes == nil && len(r.Kept) == 0
 }
 
 // PlainSize is the length of the stored form of a record that has only a payload.
@@ -305,6 +322,9 @@ func Decode(b []byte) (Record, error) {
 	}
 	if flags&hasNotes != 0 {
 		rec.Notes = ReadNotes(r)
+	}
+	if flags&hasKeptSteps != 0 {
+		rec.Kept = readSteps(r)
 	}
 	rec.Payload = r.Rest()
 	if r.Failed() {
@@ -367,6 +387,11 @@ func readHead(r *wire.Reader, flags uint64) (h Head) {
 			r.Fail()
 		}
 		h.Crashes, h.Suspect = uint32(n>>1), n&1 != 0
+	}
+	if flags&hasSteps != 0 {
+		if h.Steps = r.Uint32(); h.Steps == 0 {
+			r.Fail()
+		}
 	}
 	h.Parent = flags&isParent != 0
 	h.Child = flags&hasParents != 0

@@ -53,6 +53,7 @@ type Task struct {
 	Record record.Record
 	Ended  keys.EndedValue // of an ended task
 	Lease  *Lease          // nil: the task is not leased
+	Steps  []record.Step   // the finished ones, for Get
 	clock  Clock           // of the Snapshot
 }
 
@@ -95,7 +96,14 @@ func (s *Snapshot) Get(id keys.ID) (*Task, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.Task(id, p, value)
+	t, err := s.Task(id, p, value)
+	if err != nil {
+		return nil, err
+	}
+	if t.Steps = t.Record.Kept; !keys.Ended(p.Range) {
+		t.Steps, err = StepsOf(s.r, id)
+	}
+	return t, err
 }
 
 // GetByKey returns the task that has an idempotency key: the holder, if the caller has added its

@@ -1,0 +1,375 @@
+package codeq_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/crashfs"
+	"codeq/internal/keys"
+	"codeq/test/queuetest"
+)
+
+// stepRecorder counts the calls of steps by name.
+type stepRecorder struct {
+	mu    sync.Mutex
+	calls map[string]int
+}
+
+func (r *stepRecorder) note(name string) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.calls == nil {
+		r.calls = make(map[string]int)
+	}
+	r.calls[name]++
+	return r.calls[name]
+}
+
+func (r *stepRecorder) all() map[string]int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.calls
+}
+
+// step runs a step whose result is its name and number.
+func (r *stepRecorder) step(ctx context.Context, name string) (string, error) {
+	return codeq.Step(ctx, name, func(context.Context) (string, error) {
+		return fmt.Sprint(name, r.note(name)), nil
+	})
+}
+
+// TestStepsAfterErrors: a handler that fails runs again, and its finished steps return their stored
+// results. They are gone when the task is.
+func TestStepsAfterErrors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := queuetest.OpenForRun(t, codeq.Options{Shards: 2, Backoff: codeq.Backoff{Base: time.Second}})
+		var m codeq.Mux
+		var steps stepRecorder
+		codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+			for i := range 4 {
+				name := string(rune('a' + i))
+				got, err := steps.step(ctx, name)
+				if err != nil {
+					return err
+				}
+				require.Equal(t, name+"1", got)
+				if j.Attempt <= i {
+					return errors.New("boom")
+				}
+			}
+			return nil
+		})
+		startRun(t, q, &m, codeq.RunOptions{})
+		id := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
+		synctest.Wait()
+		got := queuetest.InfoOf(t, q, id)
+		require.Equal(t, []string{"a", "b"}, namesOf(got))
+		require.Equal(t, `"b1"`, string(got.Steps[1].Result))
+		require.Equal(t, codeq.StepResult, got.Steps[1].Kind)
+		require.NoError(t, queuetest.CheckAll(q))
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		require.Equal(t, map[string]int{"a": 1, "b": 1, "c": 1, "d": 1}, steps.all())
+		_, err := q.Get(t.Context(), id)
+		require.ErrorIs(t, err, codeq.ErrNotFound)
+		require.Zero(t, queuetest.Stored(t, q, keys.Step))
+		require.NoError(t, queuetest.CheckAll(q))
+	})
+}
+
+func namesOf(t *codeq.TaskInfo) (names []string) {
+	for _, s := range t.Steps {
+		names = append(names, s.Name)
+	}
+	return names
+}
+
+// TestStepsAreKept: a task that is kept has its steps, and a dead letter that is redriven goes on
+// after the last one.
+func TestStepsAreKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := queuetest.OpenForRun(t, codeq.Options{MaxAttempts: 1, Retention: time.Hour})
+		var m codeq.Mux
+		var steps stepRecorder
+		broken := true
+		codeq.Handle(&m, "a", func(ctx context.Context, _ *codeq.Job[[]byte]) error {
+			if _, err := steps.step(ctx, "first"); err != nil {
+				return err
+			}
+			if broken {
+				return errors.New("boom")
+			}
+			_, err := steps.step(ctx, "second")
+			return err
+		})
+		startRun(t, q, &m, codeq.RunOptions{})
+		id := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
+		synctest.Wait()
+		got := queuetest.InfoOf(t, q, id)
+		require.Equal(t, codeq.Dead, got.State)
+		require.Equal(t, []string{"first"}, namesOf(got))
+		require.Zero(t, queuetest.Stored(t, q, keys.Step), "they are in the record")
+		require.NoError(t, queuetest.CheckAll(q))
+		broken = false
+		require.NoError(t, q.RedriveDead(t.Context(), id))
+		synctest.Wait()
+		got = queuetest.InfoOf(t, q, id)
+		require.Equal(t, codeq.Done, got.State)
+		require.Equal(t, []string{"first", "second"}, namesOf(got))
+		require.Equal(t, map[string]int{"first": 1, "second": 1}, steps.all())
+		require.Zero(t, queuetest.Stored(t, q, keys.Step))
+		require.NoError(t, queuetest.CheckAll(q))
+	})
+}
+
+// TestSleepSuspends: a sleeping task uses no worker and no place of a limit, and its run counts as
+// no attempt.
+func TestSleepSuspends(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := queuetest.OpenForRun(t, codeq.Options{MaxAttempts: 1, Retention: time.Hour})
+		require.NoError(t, q.Configure(t.Context(), "a", func(s *codeq.Settings) { s.Concurrency = 1 }))
+		var m codeq.Mux
+		var steps stepRecorder
+		codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+			require.Equal(t, 1, j.Attempt)
+			name := string(j.Args)
+			if _, err := steps.step(ctx, name); err != nil {
+				return err
+			}
+			for i := range 20 {
+				if err := codeq.Sleep(ctx, fmt.Sprint("pause ", i), time.Minute); err != nil {
+					require.ErrorIs(t, err, codeq.ErrSuspended)
+					require.Equal(t, codeq.VerdictSuspended, codeq.VerdictOf(err))
+					if _, again := steps.step(ctx, "not yet"); again == nil {
+						t.Error("a step runs in a suspended task")
+					}
+					return err
+				}
+			}
+			return nil
+		})
+		run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 1})
+		ids := queuetest.Produce(t, q, codeq.Task{Queue: "a", Payload: []byte("x")}, codeq.Task{Queue: "a", Payload: []byte("y")})
+		synctest.Wait()
+		require.Equal(t, map[string]int{"x": 1, "y": 1}, steps.all(), "the second task runs while the first one sleeps")
+		require.Equal(t, codeq.Counts{Scheduled: 2}, queuetest.CountsOf(t, q, "a"))
+		got := queuetest.InfoOf(t, q, ids[0])
+		require.Equal(t, []string{"x", "pause 0"}, namesOf(got))
+		require.Equal(t, codeq.StepSleep, got.Steps[1].Kind)
+		require.NoError(t, q.SetRunAt(t.Context(), ids[0], time.Now()))
+		synctest.Wait()
+		require.Equal(t, []string{"x", "pause 0", "pause 1"}, namesOf(queuetest.InfoOf(t, q, ids[0])), "the sleep has ended early")
+		require.NoError(t, queuetest.CheckAll(q))
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		for _, id := range ids {
+			got := queuetest.InfoOf(t, q, id)
+			require.Equal(t, codeq.Done, got.State)
+			require.Equal(t, 1, got.Attempts)
+			require.Len(t, got.History, 2, "%+v", got.History)
+			require.Equal(t, codeq.EventSuspended, got.History[0].Outcome)
+			require.Len(t, got.Steps, 21)
+		}
+		require.Empty(t, run.Reported())
+		require.NoError(t, queuetest.CheckAll(q))
+	})
+}
+
+// TestSleepDecides: a task is suspended, whatever its handler returns or does after Sleep.
+func TestSleepDecides(t *testing.T) {
+	for name, end := range map[string]func() error{
+		"nil": func() error { return nil }, "error": func() error { return errors.New("boom") },
+		"dead":  func() error { return codeq.DeadLetter(errors.New("boom")) },
+		"panic": func() error { panic("boom") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				q := queuetest.OpenForRun(t, codeq.Options{MaxAttempts: 1, Retention: time.Hour})
+				var m codeq.Mux
+				codeq.Handle(&m, "a", func(ctx context.Context, _ *codeq.Job[[]byte]) error {
+					if codeq.Sleep(ctx, "pause", time.Minute) != nil {
+						return end()
+					}
+					return nil
+				})
+				run := startRun(t, q, &m, codeq.RunOptions{})
+				id := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
+				synctest.Wait()
+				require.Equal(t, codeq.Scheduled, queuetest.InfoOf(t, q, id).State)
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				require.Equal(t, codeq.Done, queuetest.InfoOf(t, q, id).State)
+				require.Empty(t, run.Reported())
+			})
+		})
+	}
+}
+
+// TestStepsChanged: a step that differs from the stored one makes the task a dead letter; redriven,
+// it goes on after its last finished step.
+func TestStepsChanged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := queuetest.OpenForRun(t, codeq.Options{Backoff: codeq.Backoff{Base: time.Second}})
+		var m codeq.Mux
+		names := []string{"a", "b"}
+		failing := true
+		codeq.Handle(&m, "a", func(ctx context.Context, _ *codeq.Job[[]byte]) error {
+			for _, name := range names {
+				if _, err := codeq.Step(ctx, name, func(context.Context) (int, error) { return 1, nil }); err != nil {
+					return errors.New("hidden")
+				}
+			}
+			if failing {
+				return errors.New("boom")
+			}
+			return nil
+		})
+		startRun(t, q, &m, codeq.RunOptions{})
+		id := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
+		synctest.Wait()
+		names, failing = []string{"a", "c"}, false
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		got := queuetest.InfoOf(t, q, id)
+		require.Equal(t, codeq.Dead, got.State)
+		require.Contains(t, got.LastError, `step 2 is "c", and was "b"`)
+		names = []string{"a", "b", "c"}
+		require.NoError(t, q.RedriveDead(t.Context(), id))
+		synctest.Wait()
+		_, err := q.Get(t.Context(), id)
+		require.ErrorIs(t, err, codeq.ErrNotFound)
+		require.NoError(t, queuetest.CheckAll(q))
+	})
+}
+
+// TestStepsRefuse: what cannot be a step is refused.
+func TestStepsRefuse(t *testing.T) {
+	_, err := codeq.Step(t.Context(), "a", func(context.Context) (int, error) { return 0, nil })
+	require.ErrorIs(t, err, codeq.ErrInvalid)
+	require.ErrorIs(t, codeq.Sleep(t.Context(), "a", time.Hour), codeq.ErrInvalid)
+	synctest.Test(t, func(t *testing.T) {
+		q := queuetest.OpenForRun(t, codeq.Options{Retention: time.Hour})
+		var m codeq.Mux
+		codeq.Handle(&m, "a", func(ctx context.Context, _ *codeq.Job[[]byte]) error {
+			no := func(context.Context) (int, error) { return 0, nil }
+			for _, name := range []string{"", strings.Repeat("x", 129), "\xff"} {
+				_, err := codeq.Step(ctx, name, no)
+				require.ErrorIs(t, err, codeq.ErrInvalid)
+				require.ErrorIs(t, codeq.Sleep(ctx, name, time.Hour), codeq.ErrInvalid)
+			}
+			_, err := codeq.Step(ctx, "outer", func(ctx context.Context) (int, error) { return codeq.Step(ctx, "inner", no) })
+			require.ErrorIs(t, err, codeq.ErrInvalid)
+			_, err = codeq.Step[int](ctx, "nil", nil)
+			require.ErrorIs(t, err, codeq.ErrInvalid)
+			for range 2 { // the error of a step is returned, and the step may run again
+				boom := errors.New("boom")
+				_, err = codeq.Step(ctx, "failing", func(context.Context) (int, error) { return 0, boom })
+				require.ErrorIs(t, err, boom)
+			}
+			_, err = codeq.Step(ctx, "failing", no)
+			return err
+		})
+		startRun(t, q, &m, codeq.RunOptions{})
+		id := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
+		synctest.Wait()
+		got := queuetest.InfoOf(t, q, id)
+		require.Equal(t, codeq.Done, got.State, got.LastError)
+		require.Equal(t, []string{"failing"}, namesOf(got))
+	})
+}
+
+// TestStepBounds: too many steps, or results that are too large, make the task a dead letter with
+// the steps before.
+func TestStepBounds(t *testing.T) {
+	for name, c := range map[string]struct{ size, steps int }{"steps": {1, 1000}, "bytes": {128<<10 - 10, 2}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				q := queuetest.OpenForRun(t, codeq.Options{})
+				var m codeq.Mux
+				codeq.Handle(&m, "a", func(ctx context.Context, _ *codeq.Job[[]byte]) error {
+					for i := range 2000 {
+						if _, err := codeq.Step(ctx, fmt.Sprint(i), func(context.Context) ([]byte, error) { return make([]byte, c.size), nil }); err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+				startRun(t, q, &m, codeq.RunOptions{})
+				id := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
+				synctest.Wait()
+				got := queuetest.InfoOf(t, q, id)
+				require.Equal(t, codeq.Dead, got.State)
+				require.Len(t, got.Steps, c.steps)
+				require.NoError(t, queuetest.CheckAll(q))
+			})
+		})
+	}
+}
+
+// TestStepsSurviveCrashes: the disk at the end of a process that dies after any step has the steps
+// whose calls have returned.
+func TestStepsSurviveCrashes(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		for n := range 4 {
+			disk := crashfs.New()
+			opts := *queuetest.OnDisk(disk, &codeq.Options{Shards: shards, Durability: codeq.DurabilityDisk, Retention: time.Hour})
+			var steps stepRecorder
+			var crashed *crashfs.Disk
+			handler := func(stop bool) func(context.Context, *codeq.Job[[]byte]) error {
+				return func(ctx context.Context, j *codeq.Job[[]byte]) error {
+					for i := range 4 {
+						if stop && i == n {
+							return untilCancelled(ctx, j)
+						}
+						got, err := steps.step(ctx, fmt.Sprint("step", i))
+						if err != nil {
+							return err
+						}
+						require.Equal(t, fmt.Sprintf("step%d1", i), got)
+					}
+					return nil
+				}
+			}
+			var id codeq.ID
+			t.Run("process", func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					q := queuetest.OpenForRun(t, opts)
+					var m codeq.Mux
+					codeq.Handle(&m, "a", handler(true))
+					startRun(t, q, &m, codeq.RunOptions{Grace: -1})
+					id = queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
+					synctest.Wait()
+					crashed = disk.CrashClone(vfs.CrashCloneCfg{})
+				})
+			})
+			synctest.Test(t, func(t *testing.T) {
+				q := queuetest.OpenForRun(t, *queuetest.OnDisk(crashed, &opts))
+				require.Equal(t, n, len(queuetest.InfoOf(t, q, id).Steps))
+				require.NoError(t, queuetest.CheckAll(q))
+				var m codeq.Mux
+				codeq.Handle(&m, "a", handler(false))
+				startRun(t, q, &m, codeq.RunOptions{})
+				time.Sleep(time.Hour / 2)
+				synctest.Wait()
+				got := queuetest.InfoOf(t, q, id)
+				require.Equal(t, codeq.Done, got.State)
+				require.Len(t, got.Steps, 4)
+				require.Len(t, steps.all(), 4)
+				for name, calls := range steps.all() {
+					require.Equal(t, 1, calls, name)
+				}
+				require.NoError(t, queuetest.CheckAll(q))
+			})
+		}
+	}
+}
