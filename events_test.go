@@ -15,7 +15,6 @@ import (
 
 	"codeq"
 	"codeq/internal/crashfs"
-	"codeq/internal/engine"
 	"codeq/test/queuetest"
 )
 
@@ -33,7 +32,7 @@ func TestEventFields(t *testing.T) {
 		start := time.Now()
 		id := queuetest.Produce(t, q, codeq.Task{Queue: "a", Tenant: "t"})[0]
 		time.Sleep(time.Second)
-		long := errors.New(strings.Repeat("x", 2*engine.MaxCause))
+		long := errors.New(strings.Repeat("x", 2*8<<10))
 		require.NoError(t, q.DeadLetter(context.Background(), queuetest.ClaimNow(t, q, "a").Receipt, long))
 		events := queuetest.Buffered(sub)
 		for i := range events {
@@ -43,7 +42,7 @@ func TestEventFields(t *testing.T) {
 		require.Equal(t, []codeq.Event{
 			{Kind: codeq.EventProduced, ID: id, Queue: "a", Tenant: "t"},
 			{Kind: codeq.EventClaimed, ID: id, Queue: "a", Tenant: "t", Attempt: 1},
-			{Kind: codeq.EventDeadLettered, ID: id, Queue: "a", Tenant: "t", Attempt: 1, LastError: strings.Repeat("x", engine.MaxCause)},
+			{Kind: codeq.EventDeadLettered, ID: id, Queue: "a", Tenant: "t", Attempt: 1, LastError: strings.Repeat("x", 8<<10)},
 		}, events)
 	})
 }

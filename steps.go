@@ -209,8 +209,8 @@ func (s *stepLog) load(ctx context.Context) error {
 	q, l := s.of.runner.queue, &s.of.lease
 	shard := q.shardOf(l.ID)
 	if n := q.node; n != nil {
-		if f := q.replicas[shard].group.Format(); f < engine.FormatOfSteps {
-			return fmt.Errorf("%w: shard %d has format %d, and steps need %d", ErrFormat, shard, f, engine.FormatOfSteps)
+		if f := q.replicas[shard].group.Format(); f < keys.FormatOfSteps {
+			return fmt.Errorf("%w: shard %d has format %d, and steps need %d", ErrFormat, shard, f, keys.FormatOfSteps)
 		}
 	}
 	if s.of.steps > 0 {

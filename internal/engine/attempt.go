@@ -85,7 +85,7 @@ func (le *leases) finishAttempt(ls *lease, end attemptEnd) (record.Record, error
 	}
 	rec.Suspect = rec.Suspect && end.suspect
 	if end.cause != "" {
-		rec.Error = record.Clip(end.cause, MaxCause)
+		rec.Error = record.Clip(end.cause, maxCause)
 	}
 	if end.how == EventRetried && le.config.exhausted(&rec) {
 		end.how = EventDeadLettered
@@ -278,6 +278,9 @@ func (s *State) endLease(ls *lease) {
 
 func (le *leases) removeLease(ls *lease) {
 	le.remove(ls)
+	if len(le.stepsOf) > 0 {
+		delete(le.stepsOf, ls.id)
+	}
 	le.names.ready.EndLease(&ls.lane.tasks, ls.since)
 }
 
@@ -326,8 +329,8 @@ func (le *leases) isRewritten(id keys.ID) bool {
 	return ok || g.hasChildren(id) || le.steps.HasAdded(id)
 }
 
-// MaxCause limits the text of an error that is kept with a task, in bytes.
-const MaxCause = 8 << 10
+// maxCause limits the text of an error that is kept with a task, in bytes.
+const maxCause = 8 << 10
 
 // reapLeases ends expired leases, and stores the clock of leases if it is time.
 func (s *State) reapLeases() {
@@ -380,7 +383,9 @@ func (s *State) Grant(l *Lane, duration uint64, to Holder, grants []Grant) ([]Gr
 		}
 		ls.leases, ls.attempts = head.Leases+1, head.Attempts+1
 		ls.rewritten, ls.retention, ls.suspect = head.Rewritten, head.Retention, head.Suspect
-		ls.steps = int32(head.Steps)
+		if head.Steps > 0 {
+			s.Leases.stepsOf[it.ID] = int32(head.Steps)
+		}
 		s.Ties.tieLease(ls, &head)
 	}
 	s.NoteRead(len(it.Record))

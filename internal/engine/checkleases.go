@@ -73,6 +73,11 @@ func (c *checker) leases() error {
 	for id := range valid {
 		c.report("lease of %s is valid on disk only", id)
 	}
+	for id, n := range s.Leases.stepsOf {
+		if steps, err := store.StepsOf(c.disk, id); s.Leases.byID[id] == nil || n >= 0 && len(steps) != int(n) || err != nil {
+			c.report("task %s has %d steps, on disk %d: %v", id, n, len(steps), err)
+		}
+	}
 	if n := s.Leases.wheel.Len(); n != len(s.Leases.byID)+len(s.Leases.orphans) {
 		c.report("%d deadlines for %d leases and %d orphans", n, len(s.Leases.byID), len(s.Leases.orphans))
 	}

@@ -1,9 +1,6 @@
 package engine
 
 import (
-	"cmp"
-	"slices"
-
 	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/store"
@@ -15,7 +12,7 @@ import (
 // removals are in the order of their keys.
 type commitGroup struct {
 	store.Writes
-	tasks     []taskOp       // new tasks, and removals of tasks with a key that was written once
+	tasks     store.TaskWrites
 	granted   []*leaseRecord // lease records to be written
 	finished  []uint64       // sequence numbers of lease records that have no lease left
 	Touched   []*Queue       // queues with changed counts
@@ -23,47 +20,23 @@ type commitGroup struct {
 	Trimmed   bool           // consumed parts of lanes are deleted
 	unclocked bool           // counters are deleted: store the clock under queue 0
 
-	taskBytes int    // of the records in tasks
-	lane      uint32 // of the last one in tasks
-	scattered bool   // tasks are of several lanes
-
 	uncommitted
 	checked int // so many of tasks were checked: the removals among them are in uncommitted
-}
-
-type TaskKey struct {
-	Lane  uint32
-	Since uint64
-	ID    keys.ID
-}
-
-// compare is the order of the keys of tasks in their first places.
-func (k *TaskKey) compare(o *TaskKey) int {
-	if k.Lane != o.Lane {
-		return cmp.Compare(k.Lane, o.Lane)
-	}
-	return cmp.Compare(k.Since, o.Since)
-}
-
-// taskOp writes a new task to its first place, or removes it from there for good.
-type taskOp struct {
-	TaskKey
-	rec []byte // nil: it is removed
 }
 
 // GroupBytes limits what operations of callers add to a group: a larger batch gains nothing.
 const GroupBytes = 1 << 20
 
 // Size returns about how many bytes have been collected.
-func (g *commitGroup) Size() int { return g.Batch.Len() + g.taskBytes }
+func (g *commitGroup) Size() int { return g.Batch.Len() + g.tasks.Bytes() }
 
 // isEmpty reports whether nothing has been collected.
 func (g *commitGroup) isEmpty() bool {
-	return g.Batch.Empty() && len(g.granted)+len(g.tasks)+len(g.finished)+len(g.Touched) == 0
+	return g.Batch.Empty() && len(g.granted)+g.tasks.Len()+len(g.finished)+len(g.Touched) == 0
 }
 
 // Entries returns how many keys have been collected.
-func (g *commitGroup) Entries() int { return int(g.Batch.Count()) + len(g.tasks) }
+func (g *commitGroup) Entries() int { return int(g.Batch.Count()) + g.tasks.Len() }
 
 // hasChanged reports whether disk does not have the latest state of a task yet.
 func (g *commitGroup) hasChanged(id keys.ID) bool {
@@ -74,93 +47,17 @@ func (g *commitGroup) hasChanged(id keys.ID) bool {
 
 // noteRemoved adds the tasks that are removed to those that have changed.
 func (g *commitGroup) noteRemoved() {
-	for ; g.checked < len(g.tasks); g.checked++ {
-		if t := &g.tasks[g.checked]; t.rec == nil {
-			g.change(t.ID)
+	for ; g.checked < g.tasks.Len(); g.checked++ {
+		if id, rec := g.tasks.At(g.checked); rec == nil {
+			g.change(id)
 		}
 	}
 }
 
-// setNew writes the record of a new task that becomes ready.
-func (g *commitGroup) setNew(lane uint32, since uint64, id keys.ID, rec []byte) {
-	g.add(taskOp{TaskKey{lane, since, id}, rec})
-	g.taskBytes += len(rec)
-}
-
-func (g *commitGroup) add(t taskOp) {
-	if t.Lane != g.lane {
-		g.scattered = g.scattered || len(g.tasks) > 0
-		g.lane = t.Lane
-	}
-	g.tasks = append(g.tasks, t)
-}
-
-// flushTasks adds the tasks to the batch, before all later writes. In one lane, the new tasks and
-// the removed ones were each collected in the order of their IDs.
+// flushTasks adds the tasks to the batch, before all later writes.
 func (g *commitGroup) flushTasks() {
-	if g.scattered {
-		slices.SortFunc(g.tasks, func(a, b taskOp) int { return a.compare(&b.TaskKey) })
-		for i := range g.tasks {
-			if t := &g.tasks[i]; t.rec != nil {
-				g.SetTask(t.Lane, t.Since, t.ID, t.rec)
-			} else {
-				g.DeleteTask(t.Lane, t.Since, t.ID, true)
-			}
-		}
-	} else {
-		if base.Invariants {
-			g.assertAscending()
-		}
-		for i := range g.tasks {
-			if t := &g.tasks[i]; t.rec != nil {
-				g.SetTask(t.Lane, t.Since, t.ID, t.rec)
-			}
-		}
-		for i := range g.tasks {
-			if t := &g.tasks[i]; t.rec == nil {
-				g.DeleteTask(t.Lane, t.Since, t.ID, true)
-			}
-		}
-	}
-	clear(g.tasks)
-	g.tasks, g.taskBytes, g.checked, g.scattered = g.tasks[:0], 0, 0, false
-}
-
-// assertEmpty: the group has no entries, so that disk has every task.
-func (g *commitGroup) assertEmpty() {
-	if base.Invariants && g.Entries() > 0 {
-		base.Violated("the group has %d entries before it begins", g.Entries())
-	}
-}
-
-// assertCounts: no count of the queue is negative.
-func (q *Queue) assertCounts() {
-	c := &q.Counts
-	for _, n := range [...]uint64{c.Ready, c.Scheduled, c.Blocked, c.Leased, c.Dead, c.Done, c.Canceled} {
-		if int64(n) < 0 {
-			base.Violated("queue %q has the counts %+v", q.Name, *c)
-		}
-	}
-	for k, b := range q.buckets {
-		if b.size > *c.Ended(k.prefix) {
-			base.Violated("queue %q has %d tasks in bucket %+v, and the counts %+v", q.Name, b.size, k, *c)
-		}
-	}
-}
-
-// assertAscending: the new tasks of a lane have ascending keys.
-func (g *commitGroup) assertAscending() {
-	var last *TaskKey
-	for i := range g.tasks {
-		t := &g.tasks[i]
-		if t.rec == nil {
-			continue
-		}
-		if last != nil && !(last.compare(&t.TaskKey) < 0) {
-			base.Violated("new task %x comes after task %x", t.ID, last)
-		}
-		last = &t.TaskKey
-	}
+	g.tasks.Flush(&g.Writes)
+	g.checked = 0
 }
 
 // removeTask removes a task from its place. once says that its key has been written once in the
@@ -168,7 +65,7 @@ func (g *commitGroup) assertAscending() {
 // key is deleted in the order of the group.
 func (g *commitGroup) removeTask(lane uint32, since uint64, id keys.ID, once bool) {
 	if once {
-		g.add(taskOp{TaskKey: TaskKey{lane, since, id}})
+		g.tasks.Remove(lane, since, id)
 		return
 	}
 	g.noteRemoved()
@@ -218,11 +115,11 @@ func (g *commitGroup) seal(clock uint64) {
 // Clear empties the group.
 func (g *commitGroup) Clear() {
 	clear(g.granted)
-	clear(g.tasks)
-	g.tasks, g.taskBytes, g.granted = g.tasks[:0], 0, g.granted[:0]
+	g.tasks.Clear()
+	g.granted = g.granted[:0]
 	g.finished, g.Touched, g.buckets = g.finished[:0], g.Touched[:0], g.buckets[:0]
 	g.uncommitted.clear()
-	g.checked, g.scattered, g.Ranged, g.Trimmed = 0, false, false, false
+	g.checked, g.Ranged, g.Trimmed = 0, false, false
 	g.Batch.Reset()
 }
 

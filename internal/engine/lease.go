@@ -22,6 +22,7 @@ type leases struct {
 	canceled recent.Set[Receipt]
 	crashes  map[uint64]*processCrash // by process; in a cluster only
 	steps    store.Steps
+	stepsOf  map[keys.ID]int32 // of leased tasks, how many steps are finished; absent: none; negative: not known
 
 	// ClockAge is the age of the stored clock of leases at the load, as far as it is known, ms; in
 	// a cluster only.
@@ -49,7 +50,6 @@ type lease struct {
 	tied      bool          // ties is not zero
 	runner    uint32        // the owner's number for the holder; 0: unknown
 	slot      int32         // in leaseTable.all
-	steps     int32         // of the task, so many are finished; negative: not known
 	worker    string        // the holder's name; "": not known
 	notes     *record.Notes // notes of its handler; nil: those of the record
 	ties      record.Ties

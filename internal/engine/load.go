@@ -125,7 +125,7 @@ func (s *State) loadLease(r *leaseRecord, e *keys.LeaseEntry, head *record.Head)
 		overdue: head.Attempts == e.Attempts,
 	}
 	if s.Leases.steps.HasAny() {
-		ls.steps = -1
+		s.Leases.stepsOf[ls.id] = -1
 	}
 	if ls.suspect {
 		s.Suspects.countAtWork(ls, 1)

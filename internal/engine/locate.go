@@ -269,7 +269,7 @@ func (s *State) withdraw(at *located) {
 // placeFirst makes a task ready in its first place, a key that has not been written before.
 func (ns *names) placeFirst(l *Lane, id keys.ID, rec []byte) {
 	since := keys.SinceOf(keys.ID(id))
-	ns.Group.setNew(l.number, since, id, rec)
+	ns.Group.tasks.Add(l.number, since, id, rec)
 	ns.offer(l, ready.Item{Pos: ready.Pos{Since: since, ID: id}, Record: rec})
 }
 

@@ -62,6 +62,7 @@ func (m *model) actions() map[string]func(*rapid.T) {
 		"complete":      m.single((*model).drawComplete),
 		"finish":        m.single((*model).drawFinish),
 		"extend":        m.single((*model).drawExtend),
+		"step":          m.single((*model).drawStep),
 		"extend all":    m.extendAll,
 		"bogus":         m.single((*model).drawBogus),
 		"drain":         m.drain,
@@ -184,6 +185,9 @@ type modelTask struct {
 	overdue  bool    // Leased: the attempt counts already
 	over     bool    // Leased: the lease had ended when the shard was loaded
 	expired  bool    // a lease has run out in another way
+
+	steps     []string // their names
+	suspended bool     // its history may have folded some attempts
 }
 
 func (t *modelTask) compare(o *modelTask) int {
@@ -273,7 +277,7 @@ func (m *model) drawConfig() {
 		m.config.GroupBytes = oneOf(m, "GroupBytes", GroupBytes, GroupBytes, smallGroup)
 	}
 	m.slow = oneOf(m, "slow", 0, 0, 0, time.Millisecond)
-	m.wanted = oneOf[KindSet](m, "wanted", 0, 1<<EndOfEvents-2|WantOutcomes|WantCancels|WantCounts)
+	m.wanted = oneOf[KindSet](m, "wanted", 0, 1<<endOfEvents-2|WantOutcomes|WantCancels|WantCounts)
 }
 
 // isSmall reports whether groups may end before all due work is done.
@@ -396,7 +400,7 @@ func (m *model) decide(shard int, verb func(*drivenShard) (Verdict, error)) (Ver
 type powerFails struct{}
 
 func (m *model) persist(s *drivenShard) {
-	written := !s.Group.Batch.Empty() || len(s.Group.tasks)+len(s.Group.finished)+len(s.Group.granted) > 0
+	written := !s.Group.Batch.Empty() || s.Group.tasks.Len()+len(s.Group.finished)+len(s.Group.granted) > 0
 	m.commit(s)
 	if m.commits > 0 && written {
 		if m.commits--; m.commits == 0 {

@@ -148,13 +148,14 @@ func (m *model) compareTask(got *store.Task, t *modelTask) {
 			keys.FormatID(got.ID), state, at, place, key, got.Ended.Result, t, want)
 	}
 	m.compareRecord(t, &got.Record)
+	m.compareSteps(got, t)
 }
 
 // compareRecord compares a record, except the shard's own fields in it.
 func (m *model) compareRecord(t *modelTask, got *record.Record) {
 	m.compareHistory(t, got)
 	plain := func(r record.Record) []byte {
-		r.History, r.Notes = nil, nil
+		r.History, r.Notes, r.Steps, r.Kept = nil, nil, 0, nil
 		r.Leases, r.Rewritten, r.Expired, r.HoldsTurn, r.Parent, r.Child = 0, false, false, false, false, false
 		r.Flags &^= record.HoldsKey
 		return r.Encode()
@@ -170,7 +171,8 @@ func (m *model) compareHistory(t *modelTask, got *record.Record) {
 	if h == nil {
 		h = new(record.History)
 	}
-	sound, last := int(got.Leases) == len(h.Attempts)+int(h.Dropped), h.FirstReady
+	ended := len(h.Attempts) + int(h.Dropped)
+	sound, last := int(got.Leases) == ended || t.suspended && int(got.Leases) > ended, h.FirstReady
 	for i := range h.Attempts {
 		a := &h.Attempts[i]
 		sound = sound && last <= a.Start && a.Start <= a.End && a.Number > 0

@@ -572,7 +572,7 @@ func (m *model) tell() {
 // replace gives a waiting task the form of a new one.
 func (m *model) replace(t *modelTask, by spec) {
 	parents, onDead, onMissing := t.rec.Parents, t.rec.OnDead, t.rec.OnMissing
-	t.LaneKey, t.rec, t.expired = by.LaneKey, by.rec, false
+	t.LaneKey, t.rec, t.expired, t.steps = by.LaneKey, by.rec, false, nil
 	t.rec.Parents, t.rec.OnDead, t.rec.OnMissing = parents, onDead, onMissing
 	m.takeKey(t.id, &by.rec)
 	if p := m.placeOf(t); p.Range == keys.Task && !keys.IsFirstPlace(p.At) { // perhaps it had gone on before

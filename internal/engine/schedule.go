@@ -47,7 +47,7 @@ func (tm *times) trimIsDue() bool { return tm.names.ready.TrimAt(tm.Tight) <= tm
 
 // trim deletes dead records of the ranges Task and Scheduled by range, before all other keys.
 func (tm *times) trim() {
-	if !tm.Group.Batch.Empty() || len(tm.Group.tasks) > 0 { // load has put something into it
+	if !tm.Group.Batch.Empty() || tm.Group.tasks.Len() > 0 { // load has put something into it
 		return
 	}
 	_, end := keys.Range(keys.Scheduled)

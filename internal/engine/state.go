@@ -84,7 +84,7 @@ func (s *State) Init(c Config, st *store.Store) {
 		round:    round{config: c, Reads: store.Reads{Store: st}, Group: commitGroup{Writes: store.NewWrites(st)}},
 		Names:    names{round: &s.round, Queues: make(map[string]*Queue), catalogue: newCatalogue(c.SweepLanes), totals: totals{daily: store.NewDaily(&s.Reads)}},
 		Mail:     mail{round: &s.round},
-		Leases:   leases{round: &s.round, names: &s.Names, steps: store.NewSteps(&s.Reads)},
+		Leases:   leases{round: &s.round, names: &s.Names, steps: store.NewSteps(&s.Reads), stepsOf: make(map[keys.ID]int32)},
 		Times:    times{round: &s.round, names: &s.Names, nextDue: store.NothingDue, nextWait: store.NothingDue},
 		Suspects: suspects{round: &s.round, names: &s.Names, leases: &s.Leases, ties: &s.Ties},
 		dead:     s.Range(keys.Dead),

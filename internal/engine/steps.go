@@ -14,9 +14,6 @@ import (
 //
 // Invariant: an unended task has the steps 0 to n-1. Its record has n, or less while it is leased.
 
-// FormatOfSteps is the first format that has steps.
-const FormatOfSteps = 8
-
 // StoreStep stores the result of a step. The same step of the same lease is stored once: its answer
 // may have been lost.
 func (le *leases) StoreStep(r Receipt, number uint32, step *record.Step) error {
@@ -28,8 +25,8 @@ func (le *leases) StoreStep(r Receipt, number uint32, step *record.Step) error {
 }
 
 func (le *leases) addStep(ls *lease, number uint32, step *record.Step) error {
-	if le.Format < FormatOfSteps {
-		return fmt.Errorf("%w: the shard has format %d, and steps need %d", base.ErrFormat, le.Format, FormatOfSteps)
+	if le.Format < keys.FormatOfSteps {
+		return fmt.Errorf("%w: the shard has format %d, and steps need %d", base.ErrFormat, le.Format, keys.FormatOfSteps)
 	}
 	n, err := le.countSteps(ls)
 	if err != nil {
@@ -46,27 +43,29 @@ func (le *leases) addStep(ls *lease, number uint32, step *record.Step) error {
 	if n == record.MaxSteps {
 		return &base.Invalid{Field: "steps of a task", Value: n + 1, Limit: fmt.Sprint("at most ", record.MaxSteps)}
 	}
-	step.At = le.mint.Stamp()
+	step.At = le.mint.Now()
 	le.steps.Add(&le.Group.Writes, ls.id, n, step)
-	ls.steps++
+	le.stepsOf[ls.id] = int32(n + 1)
 	return nil
 }
 
 // countSteps returns how many steps of a leased task are finished.
 func (le *leases) countSteps(ls *lease) (uint32, error) {
-	if ls.steps < 0 {
-		n, err := le.steps.Count(ls.id)
+	n := le.stepsOf[ls.id]
+	if n < 0 {
+		found, err := le.steps.Count(ls.id)
 		if err != nil {
 			return 0, err
 		}
-		ls.steps = int32(n)
+		n = int32(found)
+		le.stepsOf[ls.id] = n
 	}
-	return uint32(ls.steps), nil
+	return uint32(n), nil
 }
 
 // dropSteps deletes the steps of a leased task that ends.
 func (le *leases) dropSteps(ls *lease) error {
-	if ls.steps == 0 {
+	if len(le.stepsOf) == 0 {
 		return nil
 	}
 	n, err := le.countSteps(ls)

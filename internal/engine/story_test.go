@@ -411,9 +411,9 @@ func (w *world) nameNew(s *drivenShard) {
 		}
 		w.setName(s, id, name)
 	}
-	for _, t := range s.Group.tasks {
-		if t.rec != nil {
-			note(t.ID, t.rec)
+	for i := range s.Group.tasks.Len() {
+		if id, rec := s.Group.tasks.At(i); rec != nil {
+			note(id, rec)
 		}
 	}
 	for b := s.Group.Batch.Reader(); ; { // tasks that do not begin as ready

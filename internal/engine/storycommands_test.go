@@ -117,7 +117,7 @@ func (w *world) room(a args, _ []string) {
 
 // want sets the kinds of reports among the effects: events, outcomes, cancels.
 func (w *world) want(a args, _ []string) {
-	kinds := map[string]KindSet{"events": 1<<EndOfEvents - 2, "outcomes": WantOutcomes, "cancels": WantCancels, "progress": 1 << EventProgress}
+	kinds := map[string]KindSet{"events": 1<<endOfEvents - 2, "outcomes": WantOutcomes, "cancels": WantCancels, "progress": 1 << EventProgress}
 	w.wanted = 0
 	for _, word := range a.plain {
 		w.wanted |= kinds[word]

@@ -80,7 +80,7 @@ const (
 	EventDeadLettered
 	EventCanceled
 	EventExpired
-	EndOfEvents
+	endOfEvents
 )
 
 // EventProgress: a handler has said how far it is, which changes no state. The other bits of
@@ -95,7 +95,7 @@ type KindSet uint32
 
 // Interests beside events.
 const (
-	WantOutcomes KindSet = 1 << (EndOfEvents + iota) // how tasks have ended
+	WantOutcomes KindSet = 1 << (endOfEvents + iota) // how tasks have ended
 	WantCancels                                      // which leases of Run cancels have ended
 )
 

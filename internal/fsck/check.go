@@ -35,6 +35,8 @@ import (
 //   - every pin belongs to an unended task, or one whose end is in a message;
 //   - every task that waits for parents counts them, and every parent says so in its record;
 //   - a task whose children are being told of its end has ended;
+//   - steps belong to unended tasks and have no gaps, and a task that is not leased has as many as
+//     its record says;
 //   - settings can be read, and the shard has those that it sends, or newer ones;
 //   - no message has a number beyond that of the last one;
 //   - every schedule can be read, and lies in the shard of its name;
@@ -62,6 +64,7 @@ func inspect(r pebble.Reader, rules *Rules, index, shards int) *checker {
 		wakes: make(map[wakeKey]bool), pending: make(map[taskID]bool), versions: make(map[string]uint64), unknown: make(map[string]uint64),
 		sent: make(map[uint32]uint64), lastLanes: make(map[laneKey]lastLane),
 		totals: make(map[string]keys.TotalsValue), counted: make(map[string]bool), leaving: make(map[taskID]bool), told: make(map[taskID]byte),
+		steps: make(map[taskID]uint32),
 	}
 	steps := []error{c.view.LoadLeases(), each(c, keys.Lane, keys.ParseNumbered, keys.ParseLaneValue, c.lane)}
 	for _, prefix := range keys.RecordRanges {
@@ -91,6 +94,7 @@ func inspect(r pebble.Reader, rules *Rules, index, shards int) *checker {
 		store.Scan(r, keys.Outbound, c.message),
 		store.Scan(r, keys.Pin, c.pin),
 		store.Scan(r, keys.Schedule, c.schedule),
+		each(c, keys.Step, parseStepKey, record.ParseStep, c.step),
 	)
 	c.finish()
 	for _, err := range steps {
@@ -117,6 +121,7 @@ type checker struct {
 	wakes         map[wakeKey]bool
 	pending       map[taskID]bool   // tasks that count parents
 	told          map[taskID]byte   // by ID of the parent, its last range
+	steps         map[taskID]uint32 // found, of unended tasks
 	versions      map[string]uint64 // of the settings
 	unknown       map[string]uint64 // of settings that the shard sends, and does not have
 	lastLanes     map[laneKey]lastLane
@@ -562,6 +567,27 @@ func (c *checker) schedule(key, value []byte) error {
 }
 
 // finish reports contradictions that show only when the whole shard was read.
+// stepKey names a step.
+type stepKey struct {
+	id     taskID
+	number uint16
+}
+
+func parseStepKey(key []byte) (k stepKey, err error) {
+	id, number, err := keys.ParseStep(key)
+	return stepKey{taskID(id), number}, err
+}
+
+func (c *checker) step(k stepKey, _ record.Step) {
+	switch st := c.seen[k.id]; {
+	case st == nil || st.ended():
+		c.report("step %d belongs to task %s, which has ended: %+v", k.number, k.id, st)
+	case uint32(k.number) != c.steps[k.id]:
+		c.report("step %d of task %s follows %d others", k.number, k.id, c.steps[k.id])
+	}
+	c.steps[k.id]++
+}
+
 func (c *checker) finish() {
 	for queue, version := range c.unknown {
 		c.report("shard %d has version %d of the settings of queue %q and sends version %d", c.index, c.versions[queue], queue, version)
@@ -572,6 +598,9 @@ func (c *checker) finish() {
 		}
 		if st.isKept() && !st.pinned {
 			c.report("task %s at %+v is kept for longer than its retention, and is not pinned", id, st.Place)
+		}
+		if n := c.steps[id]; st.Steps > n || st.Steps < n && !st.leased {
+			c.report("task %s at %+v has %d steps, its record says %d", id, st.Place, n, st.Steps)
 		}
 		if st.ended() {
 			continue

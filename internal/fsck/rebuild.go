@@ -45,7 +45,7 @@ type rebuiltTask struct {
 func (b *rebuilder) rebuild(identity string) error {
 	b.set([]byte{keys.Meta}, []byte(identity))
 	for _, step := range []func() error{
-		b.copyRecords, b.rebuildCatalogue, b.copyLeases, b.rebuildCounters, b.copySound, b.rebuildUnique, b.rebuildWakeups,
+		b.copyRecords, b.rebuildCatalogue, b.copyLeases, b.copySteps, b.rebuildCounters, b.copySound, b.rebuildUnique, b.rebuildWakeups,
 		b.rebuildTurns, b.copyMessages, b.rebuildParents, b.copyPins, b.writeSent, b.writeWakeups,
 	} {
 		if err := errors.Join(step(), b.commit(), b.damage); err != nil {
@@ -246,6 +246,31 @@ func (b *rebuilder) copyLeases() error {
 			b.clock = max(b.clock, seq)
 		}
 	})
+}
+
+// copySteps copies the steps of unended tasks, as far as none is missing: a task goes on after the
+// last one.
+func (b *rebuilder) copySteps() error {
+	found := make(map[taskID]uint32)
+	if err := scanParsed(b.old, keys.Step, parseStepKey, record.ParseStep, func(k stepKey, _ record.Step, key, value []byte) {
+		if t := b.tasks[k.id]; t != nil && !t.ended() && uint32(k.number) == found[k.id] {
+			found[k.id]++
+			b.set(key, value)
+		}
+	}); err != nil {
+		return err
+	}
+	for id, t := range b.tasks {
+		if n := found[id]; n != t.Steps {
+			t.Steps = n
+			if err := b.rewrite(id, t, func(rec *record.Record) {
+				rec.Steps, rec.Rewritten = n, rec.Rewritten || t.Range == keys.Task
+			}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // rebuildCounters counts the tasks, and copies the totals.

@@ -2,6 +2,9 @@ package keys
 
 import "encoding/binary"
 
+// FormatOfSteps is the first format that has steps.
+const FormatOfSteps = 8
+
 // StepLen is the length of the key of a step.
 const StepLen = 1 + IDLen + 2
 

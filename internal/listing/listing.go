@@ -103,7 +103,7 @@ type Reader[T any] struct {
 	order  bool                // found is sorted
 
 	paging                  // of a page
-	asked  []engine.TaskKey // tasks of the page; the owner adds their leases
+	asked  []store.TaskKey // tasks of the page; the owner adds their leases
 	read   int              // number of spans that the page has finished
 	from   []byte           // position in the next span; nil: its beginning
 }
@@ -185,7 +185,7 @@ func (l *Reader[T]) Visit(rules *engine.State, v *store.Snapshot) {
 		l.asked = l.asked[:0]
 		for _, sp := range l.spans[:min(PageTasks, len(l.spans))] {
 			if lane, since, id, err := keys.ParseTask(sp.from); err == nil {
-				l.asked = append(l.asked, engine.TaskKey{Lane: lane, Since: since, ID: id})
+				l.asked = append(l.asked, store.TaskKey{Lane: lane, Since: since, ID: id})
 			}
 		}
 	case l.asked == nil:
@@ -411,7 +411,7 @@ func (l *Reader[T]) collect(v *store.Snapshot) error {
 		if err != nil {
 			return false, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 		}
-		l.asked = append(l.asked, engine.TaskKey{Lane: lane, Since: since, ID: id})
+		l.asked = append(l.asked, store.TaskKey{Lane: lane, Since: since, ID: id})
 		return true, nil
 	})
 }

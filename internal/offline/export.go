@@ -122,7 +122,7 @@ var ranges = map[byte]int{
 	keys.Lease: lined, keys.Scheduled: lined, keys.Blocked: lined, keys.Dead: lined, keys.Done: lined, keys.Canceled: lined,
 	keys.Index: derived, keys.Unique: lined, keys.Freed: derived, keys.Group: lined, keys.Wake: lined, keys.Pending: lined,
 	keys.Dependent: lined, keys.Outbound: lined, keys.Telling: lined, keys.Pin: lined, keys.Pinned: lined,
-	keys.PeriodTime: lined, keys.Granted: lined, keys.ClockSets: dropped,
+	keys.PeriodTime: lined, keys.Granted: lined, keys.ClockSets: dropped, keys.Step: lined,
 }
 
 // open opens the store of a shard.
@@ -452,7 +452,9 @@ func (e *exporter) tasks(s *exported, carried map[string]int) error {
 			if err != nil {
 				return err
 			}
-			s.fill(line.Task, v)
+			if err := s.fill(line.Task, v); err != nil {
+				return err
+			}
 			e.done++
 			return e.write(&line)
 		}); err != nil {
@@ -538,7 +540,7 @@ func (s *exported) view(key, value []byte) (v view, err error) {
 }
 
 // fill sets the line of a task.
-func (s *exported) fill(t *taskLine, v view) {
+func (s *exported) fill(t *taskLine, v view) (err error) {
 	*t = taskLine{Template: Template{Queue: v.lane.Queue, Tenant: v.lane.Tenant, Priority: v.lane.Priority, Record: recordOf(&v.rec)}}
 	t.placed(v.id, v.place, &v.rec, &v.ended)
 	if l := s.leases[v.id]; l != nil && v.place.Range == keys.Task && l.Leases == v.rec.Leases+1 {
@@ -547,6 +549,11 @@ func (s *exported) fill(t *taskLine, v view) {
 	if h, ok := s.holders[v.id]; ok && h.hash == v.rec.Unique && (h.until != 0 || !keys.Ended(v.place.Range)) {
 		t.HasKey, t.KeyTill = true, s.later(h.until)
 		delete(s.holders, v.id)
+	}
+	if t.Steps = v.rec.Kept; v.rec.Steps > 0 || t.Lease != nil {
+		if t.Steps, err = store.StepsOf(s.db, v.id); err != nil {
+			return err
+		}
 	}
 	t.HasTurn = s.turns[v.id]
 	if v.place.Range == keys.Blocked && v.place.At == 0 {
@@ -558,6 +565,7 @@ func (s *exported) fill(t *taskLine, v view) {
 	if t.Until = s.later(t.Until); t.Due != v.rec.RunAt { // it waits between attempts
 		t.Due = s.later(t.Due)
 	}
+	return nil
 }
 
 // ties writes what tasks of a shard have to do with others.

@@ -142,6 +142,12 @@ func (im *importer) task(l *taskLine) (waits bool, err error) {
 	if p.Range == keys.Blocked && p.At != 0 {
 		im.scopes[scopeIn{p.At, s.number}] = true
 	}
+	if rec.Kept = l.Steps; !keys.Ended(p.Range) {
+		rec.Steps, rec.Kept = uint32(len(l.Steps)), nil
+	}
+	if err := rec.Sound(); err != nil {
+		return false, wrong("task %s: %w", l.ID, err)
+	}
 	if !im.parents(&rec, false, false) {
 		return true, nil
 	}
@@ -161,6 +167,9 @@ func (im *importer) rest(s *imported, l *taskLine, id keys.ID, p keys.Place, rec
 			return err
 		}
 		im.set(s, keys.AppendHashed(nil, hash), keys.UniqueValue{ID: id, Until: l.KeyTill}.Append(nil))
+	}
+	for i := range rec.Steps {
+		im.set(s, keys.AppendStep(nil, id, uint16(i)), l.Steps[i].Append(nil))
 	}
 	if l.HasTurn {
 		im.set(s, keys.AppendScope(nil, rec.Group), keys.GroupValue{Holder: id}.Append(nil))

@@ -489,14 +489,15 @@ type taskLine struct {
 	// Pending is for how many parents it waits; the largest number: it will be canceled.
 	Pending uint64 `json:",omitzero"`
 	// Of a task that has ended: when, until when it is kept (0: for ever), and its result.
-	EndedAt uint64      `json:",omitzero"`
-	Until   uint64      `json:",omitzero"`
-	Result  []byte      `json:",omitempty"`
-	Pinned  *pinnedLine `json:",omitempty"`
-	Lease   *leaseLine  `json:",omitempty"`
-	HasKey  bool        `json:",omitzero"` // it has its idempotency key, until
-	KeyTill uint64      `json:",omitzero"` // that time at least; 0: until it has ended
-	HasTurn bool        `json:",omitzero"` // of its group
+	EndedAt uint64        `json:",omitzero"`
+	Until   uint64        `json:",omitzero"`
+	Result  []byte        `json:",omitempty"`
+	Pinned  *pinnedLine   `json:",omitempty"`
+	Lease   *leaseLine    `json:",omitempty"`
+	HasKey  bool          `json:",omitzero"`  // it has its idempotency key, until
+	KeyTill uint64        `json:",omitzero"`  // that time at least; 0: until it has ended
+	HasTurn bool          `json:",omitzero"`  // of its group
+	Steps   []record.Step `json:",omitempty"` // the finished ones
 }
 
 // pinnedLine says for how many children a result is kept, and until when it is kept after them.

@@ -83,6 +83,8 @@ func carried(t *testing.T, l *Line) *Line {
 func fullRecord(t *testing.T, queue, tenant string) record.Record {
 	rec := filled[record.Record](t)
 	rec.Leases, rec.Group, rec.Limit = 20, keys.GroupScope(queue, tenant, rec.LimitKey, rec.GroupKey), keys.LimitScope(queue, rec.LimitKey)
+	require.Len(t, rec.Kept, 10, "Steps of a taskLine has them")
+	rec.Steps, rec.Kept = 0, nil
 	require.NoError(t, rec.Sound())
 	return rec
 }
@@ -214,7 +216,9 @@ func TestEveryRange(t *testing.T) {
 			found++
 		}
 	}
-	found += manifest.Format - manifest.OldestFormat // the next format adds one
+	if ranges[byte(found+1)] != 0 { // the next format adds one
+		found++
+	}
 	require.Len(t, ranges, found)
 }
 

@@ -105,6 +105,9 @@ func readSteps(r *wire.Reader) []Step {
 func (r *Record) soundSteps() error {
 	size := 0
 	for i := range r.Kept {
+		if err := r.Kept[i].Sound(); err != nil {
+			return err
+		}
 		size += r.Kept[i].Size()
 	}
 	switch n := max(len(r.Kept), int(r.Steps)); {

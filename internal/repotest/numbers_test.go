@@ -52,7 +52,7 @@ var numbered = []struct{ kind, dir, first string }{
 const numbersFile = "testdata/numbers.txt"
 
 // notNumbered are constants that are declared among the others, and follow from them.
-var notNumbered = []string{"_", "endOfRequests", "EndOfChanges", "EndOfEvents", "endOfAlterations", "oneByte", "allFlags"}
+var notNumbered = []string{"_", "endOfRequests", "EndOfChanges", "endOfEvents", "endOfAlterations", "oneByte", "allFlags"}
 
 // TestNumbers: the numbers of operations, and of all else that is stored or sent, stay for good, as
 // there are logs and nodes that use them. A new one is added to numbers.txt; one that is not used
