@@ -323,10 +323,11 @@ func TestEnums(t *testing.T) {
 	testEnum(t, codeq.MissedOnce, "once", "skip", "all")
 	testEnum(t, codeq.DurabilityDefault, "default", "process", "disk", "none")
 	testEnum(t, codeq.EventProduced,
-		"produced", "claimed", "completed", "retried", "released", "dead", "canceled", "expired", "progress")
+		"produced", "claimed", "completed", "retried", "released", "dead", "canceled", "expired", "progress",
+		"suspended")
 
 	testEnum(t, codeq.VerdictCompleted,
-		"completed", "retry", "retry-after", "released", "dead-letter", "canceled", "lease-lost")
+		"completed", "retry", "retry-after", "released", "dead-letter", "canceled", "lease-lost", "suspended")
 
 	var s codeq.State
 	require.EqualError(t, s.UnmarshalText([]byte("redy")),

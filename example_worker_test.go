@@ -503,3 +503,69 @@ func ExampleClaimRequest_local() {
 	fmt.Printf("%s, attempt %d\n", l.Payload, l.Attempt)
 	// Output: Alien, attempt 1
 }
+
+// The handler runs again after an error, or a crash, and its finished steps return their stored
+// results: the card is charged once.
+func ExampleStep() {
+	q, done := open()
+	defer done()
+
+	ctx, stop := context.WithCancel(ctx)
+	var mux codeq.Mux
+	codeq.Handle(&mux, "orders", func(ctx context.Context, j *codeq.Job[string]) error {
+		receipt, err := codeq.Step(ctx, "charge", func(context.Context) (string, error) {
+			fmt.Println("charging for", j.Args)
+			return "receipt 17", nil
+		})
+		if err != nil {
+			return err
+		}
+		if j.Attempt == 1 {
+			return codeq.RetryAfter(0, errors.New("the post office is closed"))
+		}
+		fmt.Println("shipping", j.Args, "with", receipt)
+		stop()
+		return nil
+	})
+
+	task, err := codeq.NewTask("orders", "a lamp")
+	check(err)
+	_, err = q.Produce(ctx, task)
+	check(err)
+	check(q.Run(ctx, &mux, nil))
+	// Output:
+	// charging for a lamp
+	// shipping a lamp with receipt 17
+}
+
+// A sleeping task uses no worker, and its run counts as no attempt.
+func ExampleSleep() {
+	q, done := open()
+	defer done()
+
+	ctx, stop := context.WithCancel(ctx)
+	var mux codeq.Mux
+	codeq.Handle(&mux, "reminders", func(ctx context.Context, j *codeq.Job[string]) error {
+		if _, err := codeq.Step(ctx, "first mail", func(context.Context) (int, error) {
+			fmt.Println("a mail to", j.Args)
+			return 0, nil
+		}); err != nil {
+			return err
+		}
+		if err := codeq.Sleep(ctx, "a while", 10*time.Millisecond); err != nil {
+			return err
+		}
+		fmt.Println("a reminder to", j.Args, "in attempt", j.Attempt)
+		stop()
+		return nil
+	})
+
+	task, err := codeq.NewTask("reminders", "anna")
+	check(err)
+	_, err = q.Produce(ctx, task)
+	check(err)
+	check(q.Run(ctx, &mux, nil))
+	// Output:
+	// a mail to anna
+	// a reminder to anna in attempt 1
+}

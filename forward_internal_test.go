@@ -42,6 +42,7 @@ func sampleCalls() map[string]request {
 	tied := prepare(&Task{Queue: "a", Group: "g", Unique: Unique{Key: "k", Replace: true}, After: []ID{id(1)}, OnDead: CancelOnDead, OnMissing: RefuseOnMissing}, nil)
 	notes := &record.Notes{Done: 1, Total: 2, Text: "t", At: 5, Metadata: map[string]string{"k": "v"}}
 	info := &TaskInfo{ID: id(3), State: Done, Attempts: 2, At: time.UnixMilli(7).UTC(), Result: []byte("r"), Task: Task{Queue: "a"}}
+	numbered := call.NumberedStep{Number: 3, Step: record.Step{Kind: record.StepResult, Name: "a", At: 5, Result: []byte("b")}}
 	return map[string]request{
 		"produce": &produceOp{completion: newCompletion(callProduce),
 			Produce: call.Produce{
@@ -55,6 +56,7 @@ func sampleCalls() map[string]request {
 		}},
 		"complete":       &completeOp{completion: newCompletion(callComplete), Complete: call.Complete{Receipt: receipt.inner(), Notes: notes, Result: []byte("r"), Next: []engine.NewTask{task, tied}, StillRuns: true}},
 		"fail":           &failOp{completion: newCompletion(callFail), Fail: call.Fail{Receipt: receipt.inner(), How: engine.FailDead, Wait: -1, Cause: "why", Notes: notes}},
+		"suspend":        &failOp{completion: newCompletion(callFail), Fail: call.Fail{Receipt: receipt.inner(), How: engine.FailSuspend, Wait: 5, Step: numbered}},
 		"note":           rule(callNote, &call.Note{Receipt: receipt.inner(), Notes: notes}),
 		"extend":         rule(callExtend, &call.Extend{Receipt: receipt.inner(), Duration: 5}),
 		"leases":         leaseSample(receipt),
@@ -97,6 +99,7 @@ func sampleCalls() map[string]request {
 		"taken":      &takenOp{completion: newCompletion(callTaken), Taken: call.Taken{To: 3}},
 		"clock":      rule(callClock, &call.Clock{Time: 7}),
 		"missing":    rule(callMissing, &call.Missing{IDs: []keys.ID{id(1), id(2)}, Missing: []keys.ID{id(2)}}),
+		"step":       &stepOp{completion: newCompletion(callStep), Step: call.Step{Receipt: receipt.inner(), Of: numbered}},
 		"resume":     &resumeOp{completion: newCompletion(callResume), Resume: call.Resume{ID: 7}},
 	}
 }

@@ -374,10 +374,13 @@ func (r *runner) report(l *Lease, err error) {
 func (r *runner) Do(w *worker, g engine.Grant) {
 	f := &taskContext{runner: r}
 	l := &f.lease
-	var err error
-	if f.steps, err = decodeGrant(&g, l); err != nil {
+	steps, err := decodeGrant(&g, l)
+	if err != nil {
 		r.report(&Lease{ID: g.Receipt.ID, Receipt: receiptOf(g.Receipt)}, base.Prefixed(err))
 		return
+	}
+	if steps > 0 {
+		f.rareParts().steps.loaded = false
 	}
 	f.Begin(l.Timeout)
 	if !w.Own(f) {
@@ -420,8 +423,8 @@ func (r *runner) storeOutcome(w *worker, f *taskContext, waited uint32, begun ti
 	}
 	f.End(nil)
 	ours, lost := w.Disown() // or the task was given back, or its lease was lost
-	if s := f.log.Load(); s != nil {
-		failed = s.verdict(failed, r.queue.opts.log)
+	if rare := f.rare.Load(); rare != nil {
+		failed = rare.steps.verdict(failed, r.queue.opts.log)
 	}
 	if ours && failed == nil {
 		failed = r.complete(f)

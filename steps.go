@@ -96,7 +96,11 @@ func Step[T any](ctx context.Context, name string, do func(context.Context) (T, 
 // bounds each run. [Queue.SetRunAt] ends the sleep early. d has a resolution of a millisecond; for
 // 0 or less Sleep only counts as a step.
 //
-// Sleep is a step, with the rules and errors of [Step].
+// Sleep is a step, with the rules of [Step].
+//
+// Errors: [ErrSuspended], those of the other verbs of steps ([ErrStepsChanged], [ErrInvalid],
+// [ErrLeaseLost], [ErrFormat], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
+// [ErrClosed]), and that of ctx.
 func Sleep(ctx context.Context, name string, d time.Duration) (err error) {
 	defer public(&err)
 	s, stored, err := beginStep(ctx, record.StepSleep, name)
@@ -150,9 +154,9 @@ func (k *StepKind) UnmarshalText(b []byte) error { return stepKinds.Unmarshal(k,
 type stepLog struct {
 	of *taskContext
 
-	mu       sync.Mutex // guards the fields below, which the running step uses without it
-	running  bool       // a step runs
-	loaded   bool
+	mu       sync.Mutex    // guards the fields below, which the running step uses without it
+	running  bool          // a step runs
+	loaded   bool          // finished has the steps of earlier runs
 	finished []record.Step // the finished ones, of this run and those before
 	next     int           // the next step: index in finished, or its length
 	size     int           // of finished
@@ -172,7 +176,7 @@ func beginStep(ctx context.Context, kind record.StepKind, name string) (_ *stepL
 	if name == "" || len(name) > record.MaxStepName || !utf8.ValidString(name) {
 		return nil, nil, &InvalidError{"Step name", base.Shortly(name), fmt.Sprintf("1 to %d bytes of UTF-8", record.MaxStepName)}
 	}
-	s := c.stepLog()
+	s := &c.rareParts().steps
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -203,27 +207,25 @@ func (s *stepLog) endStep() {
 
 // load reads the steps that earlier runs have finished. REQUIRES: mu is held.
 func (s *stepLog) load(ctx context.Context) error {
-	if s.loaded {
-		return nil
-	}
 	q, l := s.of.runner.queue, &s.of.lease
 	shard := q.shardOf(l.ID)
-	if n := q.node; n != nil {
+	if q.node != nil {
 		if f := q.replicas[shard].group.Format(); f < keys.FormatOfSteps {
 			return fmt.Errorf("%w: shard %d has format %d, and steps need %d", ErrFormat, shard, f, keys.FormatOfSteps)
 		}
 	}
-	if s.of.steps > 0 {
-		one := listing.NewOne(false, taskInfo)
-		one.ID = keys.ID(l.ID)
-		if err := q.read(ctx, shard, callRead, one); err != nil {
-			return fmt.Errorf("steps of task %s: %w", l.ID, err)
-		}
-		for _, of := range one.Task.Steps {
-			step := record.Step{Kind: record.StepKind(of.Kind), Name: of.Name, Result: of.Result}
-			s.finished = append(s.finished, step)
-			s.size += step.Size()
-		}
+	if s.loaded {
+		return nil
+	}
+	one := listing.NewOne(false, taskInfo)
+	one.ID = keys.ID(l.ID)
+	if err := q.read(ctx, shard, callRead, one); err != nil {
+		return fmt.Errorf("steps of task %s: %w", l.ID, err)
+	}
+	for _, of := range one.Task.Steps {
+		step := record.Step{Kind: record.StepKind(of.Kind), Name: of.Name, Result: of.Result}
+		s.finished = append(s.finished, step)
+		s.size += step.Size()
 	}
 	s.loaded = true
 	return nil

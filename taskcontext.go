@@ -20,11 +20,24 @@ type taskContext struct {
 	workerpool.Context
 	runner *runner
 	lease  Lease
+	rare   atomic.Pointer[rareParts] // nil: not used yet
+	notes  atomic.Pointer[saidNotes] // nil: the handler has said nothing
+	out    *output                   // nil: nothing
+}
+
+// rareParts are the parts of a taskContext that few handlers use.
+type rareParts struct {
 	logger atomic.Pointer[slog.Logger] // nil: not used yet
-	notes  atomic.Pointer[saidNotes]   // nil: the handler has said nothing
-	out    *output                     // nil: nothing
-	steps  uint32                      // finished by earlier runs
-	log    atomic.Pointer[stepLog]     // nil: the handler has no step
+	steps  stepLog
+}
+
+// rareParts returns the parts, and makes them first if there are none.
+func (c *taskContext) rareParts() *rareParts {
+	if r := c.rare.Load(); r != nil {
+		return r
+	}
+	c.rare.CompareAndSwap(nil, &rareParts{steps: stepLog{of: c, loaded: true}})
+	return c.rare.Load()
 }
 
 // markEnded is set when the task of a handler that goes on is given back, and when the handler
@@ -71,15 +84,6 @@ func (o *output) fill(op *completeOp) error {
 	o.next.Finish()
 	op.Result, op.Next = o.result, append(op.Next, o.next.Tasks...)
 	return nil
-}
-
-// stepLog returns the steps of the task, which are not loaded at first.
-func (c *taskContext) stepLog() *stepLog {
-	if s := c.log.Load(); s != nil {
-		return s
-	}
-	c.log.CompareAndSwap(nil, &stepLog{of: c})
-	return c.log.Load()
 }
 
 func (c *taskContext) output() *output {
@@ -226,7 +230,8 @@ func LoggerFrom(ctx context.Context) *slog.Logger {
 	if c == nil {
 		return silence
 	}
-	if l := c.logger.Load(); l != nil {
+	rare := c.rareParts()
+	if l := rare.logger.Load(); l != nil {
 		return l
 	}
 	l := c.runner.queue.opts.Logger.With(
@@ -234,6 +239,6 @@ func LoggerFrom(ctx context.Context) *slog.Logger {
 	if c.lease.Tenant != "" {
 		l = l.With("tenant", c.lease.Tenant)
 	}
-	c.logger.Store(l)
+	rare.logger.Store(l)
 	return l
 }

@@ -43,10 +43,10 @@ type Options struct {
 	// keep the *Entry. Default: no call.
 	Audit func(*http.Request, *Entry)
 	// Redact is called with a copy of each task before it is shown, as page or JSON, and may change
-	// it: for instance remove a secret from its Payload, Headers, Metadata, Result or LastError. It
-	// may replace these slices and maps, but must not write into them. Tasks of schedules have no
-	// ID. Tasks of events have ID, Queue, Tenant, Attempts, LastError and Progress only. Default:
-	// all is shown that Access allows.
+	// it: for instance remove a secret from its Payload, Headers, Metadata, Steps, Result or
+	// LastError. It may replace these slices and maps, but must not write into them. Tasks of
+	// schedules have no ID. Tasks of events have ID, Queue, Tenant, Attempts, LastError and
+	// Progress only. Default: all is shown that Access allows.
 	Redact func(*codeq.TaskInfo)
 	// Format returns a payload or a result as text for a page, such as the JSON form of a message;
 	// "": use the default. Default: JSON is indented, other text is unchanged, everything else is

@@ -17,6 +17,7 @@ type taskView struct {
 	Payload, Result payloadView
 	Headers         []namedValue
 	Metadata        []namedValue
+	Steps           []stepView
 	Family          family
 	Timeline        []slice
 	Attempts        []attemptView
@@ -30,6 +31,12 @@ type attemptView struct {
 	codeq.Attempt
 	Took    time.Duration
 	Running bool
+}
+
+// stepView is a finished step with its result.
+type stepView struct {
+	codeq.StepInfo
+	Result payloadView
 }
 
 // slice is a part of the timeline of a task, in units of chartWidth.
@@ -60,6 +67,9 @@ func (d *Dashboard) taskPage(w http.ResponseWriter, r *request) error {
 	if !v.Hidden {
 		v.Payload, v.Result = d.payload(t.Queue, t.Payload), d.payload(t.Queue, t.Result)
 		v.Headers, v.Metadata = sorted(t.Headers), sorted(t.Metadata)
+		for _, s := range t.Steps {
+			v.Steps = append(v.Steps, stepView{s, d.payload(t.Queue, s.Result)})
+		}
 	}
 	if p := t.Progress; p.Total > 0 && p.Done >= 0 {
 		v.Progress = int(min(100, 100*float64(p.Done)/float64(p.Total)))
@@ -148,6 +158,8 @@ func timeline(t *codeq.TaskInfo, now time.Time) (slices []slice) {
 			class = "good"
 		case a.Outcome == codeq.EventReleased:
 			class = "back"
+		case a.Outcome == codeq.EventSuspended:
+			class = "hold"
 		}
 		add(a.Start, to, class, "attempt "+strconv.Itoa(a.Number)+" "+outcome(a.Outcome))
 		at = to

@@ -78,7 +78,7 @@ func (d *Dashboard) shown(r *request, t *codeq.TaskInfo) *codeq.TaskInfo {
 	c.History = slices.Clone(c.History)
 	d.redact(&c)
 	if !r.access.Has(Payloads) {
-		c.Payload, c.Result, c.Headers, c.Metadata, c.Progress.Note = nil, nil, nil, nil, ""
+		c.Payload, c.Result, c.Headers, c.Metadata, c.Steps, c.Progress.Note = nil, nil, nil, nil, nil, ""
 	}
 	return &c
 }

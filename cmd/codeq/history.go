@@ -45,3 +45,17 @@ func progressText(p codeq.Progress) string {
 	}
 	return text
 }
+
+// steps describes the finished steps of a task; content is the text of a result.
+func steps(a *app, t *codeq.TaskInfo, content func([]byte) string) (fields []field) {
+	for i, s := range t.Steps {
+		text := s.Name + ", " + a.time(s.At)
+		if s.Kind == codeq.StepSleep {
+			text += ", sleeps"
+		} else if len(s.Result) > 0 {
+			text += ": " + content(s.Result)
+		}
+		fields = append(fields, field{fmt.Sprintf("step %d", i+1), text})
+	}
+	return fields
+}

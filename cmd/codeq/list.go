@@ -248,6 +248,6 @@ func (a *app) showTask(c *cli.Command, t *codeq.TaskInfo) error {
 	for _, name := range slices.Sorted(maps.Keys(t.Headers)) {
 		fields = append(fields, field{"header " + safe(name), t.Headers[name]})
 	}
-	fields = append(fields, history(a, t)...)
+	fields = append(append(fields, history(a, t)...), steps(a, t, content)...)
 	return a.fields(append(fields, field{"payload", content(t.Payload)}, field{"result", content(t.Result)}))
 }

@@ -90,6 +90,7 @@ func TestGolden(t *testing.T) {
 	}
 	tasks[0].HistoryDropped, tasks[0].Progress = 22, codeq.Progress{Done: 1, Total: 3, Note: hostile, At: noon}
 	tasks[0].Metadata = map[string]string{"page": "7"}
+	tasks[0].Steps = []codeq.StepInfo{{Name: "charge", Kind: codeq.StepResult, At: noon, Result: []byte(hostile)}, {Name: "pause", Kind: codeq.StepSleep, At: noon}}
 	list, fields := tasks[0], a.root()
 	require.NoError(t, a.showTask(fields, list))
 	golden(t, "get.txt", out.String())

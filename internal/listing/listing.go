@@ -102,10 +102,10 @@ type Reader[T any] struct {
 	found  []engine.LeasedTask // for Leased: surveyed and not read yet; see order
 	order  bool                // found is sorted
 
-	paging                  // of a page
+	paging                 // of a page
 	asked  []store.TaskKey // tasks of the page; the owner adds their leases
-	read   int              // number of spans that the page has finished
-	from   []byte           // position in the next span; nil: its beginning
+	read   int             // number of spans that the page has finished
+	from   []byte          // position in the next span; nil: its beginning
 }
 
 // NewReader returns a Reader for q. show converts a task.
