@@ -198,7 +198,7 @@ func (q *Queue) failBatch(ctx context.Context, verb string, failures []Failure, 
 		}
 		op.How |= engine.StillRuns
 		if op.Receipt = f.Receipt.inner(); f.Err != nil {
-			op.Cause = record.Clip(guard.ErrorText(f.Err), engine.MaxCause)
+			op.Cause = record.Clip(guard.ErrorText(f.Err), record.MaxCause)
 			b.bytes += len(op.Cause)
 		}
 		b.add(f.Receipt, op)

@@ -85,7 +85,7 @@ func (le *leases) finishAttempt(ls *lease, end attemptEnd) (record.Record, error
 	}
 	rec.Suspect = rec.Suspect && end.suspect
 	if end.cause != "" {
-		rec.Error = record.Clip(end.cause, maxCause)
+		rec.Error = record.Clip(end.cause, record.MaxCause)
 	}
 	if end.how == EventRetried && le.config.exhausted(&rec) {
 		end.how = EventDeadLettered
@@ -328,9 +328,6 @@ func (le *leases) isRewritten(id keys.ID) bool {
 	_, ok := g.changed[id]
 	return ok || g.hasChildren(id) || le.steps.HasAdded(id)
 }
-
-// maxCause limits the text of an error that is kept with a task, in bytes.
-const maxCause = 8 << 10
 
 // reapLeases ends expired leases, and stores the clock of leases if it is time.
 func (s *State) reapLeases() {

@@ -60,6 +60,9 @@ func (h *History) Fold(a Attempt) bool {
 	return true
 }
 
+// MaxCause limits the text of an error that is kept with a task, in bytes.
+const MaxCause = 8 << 10
+
 // Clip returns at most n bytes of a text, and cuts no character.
 func Clip(text string, n int) string {
 	if len(text) <= n {
