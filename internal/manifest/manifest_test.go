@@ -16,7 +16,7 @@ import (
 // TestPebbleFormat: each format of directories has one format of Pebble, which changes only with
 // it. So older builds of a cluster can read every store that they may get.
 func TestPebbleFormat(t *testing.T) {
-	golden := map[int]uint64{7: 19, 8: 19}
+	golden := map[int]uint64{7: 19, 8: 19, 9: 19}
 	require.Len(t, pebbleFormats, len(golden))
 	for format := OldestFormat; format <= Format; format++ {
 		require.Equal(t, golden[format], PebbleFormat(format), "format %d", format)

@@ -141,13 +141,13 @@ func TestUpgrade(t *testing.T) {
 		joining.newest = oldFormat
 		err := c.open(joining)
 		require.ErrorIs(t, err, codeq.ErrFormat)
-		require.ErrorContains(t, err, `node "n3" knows format 7, the cluster of node "n0" has format 8`)
+		require.ErrorContains(t, err, fmt.Sprintf(`node "n3" knows format %d, the cluster of node "n0" has format %d`, oldFormat, newFormat))
 		joining.join = false
 		joining.machine.Wipe()
 		require.NoError(t, c.open(joining), "it waits to be added")
 		err = simQueue(c.nodes[0]).AddNode(t.Context(), codeq.Peer{Node: joining.name, Address: joining.name})
 		require.ErrorIs(t, err, codeq.ErrFormat)
-		require.ErrorContains(t, err, `node "n3" knows format 7, the cluster of node "n0" has format 8`)
+		require.ErrorContains(t, err, fmt.Sprintf(`node "n3" knows format %d, the cluster of node "n0" has format %d`, oldFormat, newFormat))
 		joining.stop()
 		joining.join = true
 		joining.machine.Wipe()
@@ -321,7 +321,7 @@ func (c *simCluster) requireRefused(n *simNode) {
 	err := simQueue(n).WaitReady(ctx)
 	require.ErrorIs(c.t, err, codeq.ErrNotLeader)
 	require.ErrorIs(c.t, err, codeq.ErrFormat)
-	require.ErrorContains(c.t, err, fmt.Sprintf("node %q knows format 7, the cluster of node", n.name))
+	require.ErrorContains(c.t, err, fmt.Sprintf("node %q knows format %d, the cluster of node", n.name, oldFormat))
 }
 
 // TestUpgradeOnFullDisk: a node without disk space for its manifest keeps its replicas. Its shards
