@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -101,12 +102,12 @@ func TestStepsAreKept(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{MaxAttempts: 1, Retention: time.Hour})
 		var m codeq.Mux
 		var steps stepRecorder
-		broken := true
+		var mended atomic.Bool
 		codeq.Handle(&m, "a", func(ctx context.Context, _ *codeq.Job[[]byte]) error {
 			if _, err := steps.step(ctx, "first"); err != nil {
 				return err
 			}
-			if broken {
+			if !mended.Load() {
 				return errors.New("boom")
 			}
 			_, err := steps.step(ctx, "second")
@@ -120,7 +121,7 @@ func TestStepsAreKept(t *testing.T) {
 		require.Equal(t, []string{"first"}, namesOf(got))
 		require.Zero(t, queuetest.Stored(t, q, keys.Step), "they are in the record")
 		require.NoError(t, queuetest.CheckAll(q))
-		broken = false
+		mended.Store(true)
 		require.NoError(t, q.RedriveDead(t.Context(), id))
 		synctest.Wait()
 		got = queuetest.InfoOf(t, q, id)
@@ -221,9 +222,16 @@ func TestStepsChanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queuetest.OpenForRun(t, codeq.Options{Backoff: codeq.Backoff{Base: time.Second}})
 		var m codeq.Mux
-		names := []string{"a", "b"}
-		failing := true
+		var mu sync.Mutex // guards the next two
+		names, failing := []string{"a", "b"}, true
+		set := func(to []string, fails bool) {
+			mu.Lock()
+			defer mu.Unlock()
+			names, failing = to, fails
+		}
 		codeq.Handle(&m, "a", func(ctx context.Context, _ *codeq.Job[[]byte]) error {
+			mu.Lock()
+			defer mu.Unlock()
 			for _, name := range names {
 				if _, err := codeq.Step(ctx, name, func(context.Context) (int, error) { return 1, nil }); err != nil {
 					return errors.New("hidden")
@@ -237,13 +245,13 @@ func TestStepsChanged(t *testing.T) {
 		startRun(t, q, &m, codeq.RunOptions{})
 		id := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
 		synctest.Wait()
-		names, failing = []string{"a", "c"}, false
+		set([]string{"a", "c"}, false)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		got := queuetest.InfoOf(t, q, id)
 		require.Equal(t, codeq.Dead, got.State)
 		require.Contains(t, got.LastError, `step 2 is "c", and was "b"`)
-		names = []string{"a", "b", "c"}
+		set([]string{"a", "b", "c"}, false)
 		require.NoError(t, q.RedriveDead(t.Context(), id))
 		synctest.Wait()
 		_, err := q.Get(t.Context(), id)
