@@ -31,8 +31,9 @@ func (e *AlreadyDoneError) Is(target error) bool { return target == ErrAlreadyDo
 // Once makes the writes of a handler happen once. Call it at the beginning of the transaction tx
 // with job.Lease, before any other write: it writes a row with the task's ID, which is committed
 // with the handler's own writes. If an earlier attempt has committed its row, Once returns an
-// [*AlreadyDoneError]: roll back, and complete the task with its Result. This holds for all
-// attempts, over crashes, lost leases and redrives.
+// [*AlreadyDoneError]: roll back, and complete the task with its Result, and with its follow-ups,
+// which only a completion produces. This holds for all attempts, over crashes, lost leases and
+// redrives.
 //
 // If another attempt is in its transaction now, as after a lease that was lost, Once waits for its
 // end: PostgreSQL and MySQL for the row, SQLite for the lock of the database, as long as its busy

@@ -38,7 +38,7 @@ type RelayStats struct {
 	Produced   uint64 // tasks that are new in the queue
 	Duplicates uint64 // rows whose key was taken: produced before by this or another relay, or of another task
 	SetAside   uint64 // rows that were refused or stuck
-	Failed     uint64 // passes that ended with an error
+	Failed     uint64 // passes that ended with an error, other than the end of their ctx
 }
 
 // Relay moves tasks from the outbox into a queue. Its methods are safe for concurrent use.
@@ -145,7 +145,7 @@ func (r *Relay) Flush(ctx context.Context) (err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	defer func() {
-		if err != nil {
+		if err != nil && ctx.Err() == nil {
 			r.failed.Add(1)
 		}
 		failed("relay "+r.tables.outbox, &err)
