@@ -60,7 +60,6 @@ func (m *model) handBack(*rapid.T) {
 func (m *model) together(*rapid.T) {
 	draws := []func(*model) call{
 		(*model).drawProduce, (*model).drawClaimBatch, (*model).drawComplete, (*model).drawFinish, (*model).drawExtend,
-		(*model).drawStep,
 	}
 	atOnce := m.plain && !m.isSmall() // certain before the commit, except IDs of follow-ups
 	if atOnce {
