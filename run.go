@@ -403,7 +403,7 @@ func (r *runner) Do(w *worker, g engine.Grant) {
 	returned := false
 	defer func() {
 		if !returned { // runtime.Goexit: this goroutine ends, another takes over
-			r.storeOutcome(w, f, g.Wait, begun, failureOf(errGoexit))
+			r.storeOutcome(w, f, g.Wait, begun, f.verdict(failureOf(errGoexit)))
 			w.Restart()
 		}
 	}()
@@ -423,9 +423,6 @@ func (r *runner) storeOutcome(w *worker, f *taskContext, waited uint32, begun ti
 	}
 	f.End(nil)
 	ours, lost := w.Disown() // or the task was given back, or its lease was lost
-	if rare := f.rare.Load(); rare != nil {
-		failed = rare.steps.verdict(failed, r.queue.opts.log)
-	}
 	if ours && failed == nil {
 		failed = r.complete(f)
 	}
@@ -459,11 +456,11 @@ func (r *runner) returned(l *Lease) {
 }
 
 // call runs the handler, and the methods of its error. A panic is an error.
-func (r *runner) call(f *taskContext) *failure {
+func (r *runner) call(f *taskContext) (failed *failure) {
 	if err := r.handle(f); err != nil {
-		return failureOf(err)
+		failed = failureOf(err)
 	}
-	return nil
+	return f.verdict(failed)
 }
 
 func (r *runner) handle(f *taskContext) (err error) {

@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -76,14 +77,17 @@ func Step[T any](ctx context.Context, name string, do func(context.Context) (T, 
 		}
 		return result, nil
 	}
+	step := record.Step{Kind: record.StepResult, Name: name}
+	if err := s.check(&step); err != nil {
+		return result, err
+	}
 	if result, err = do(ctx); err != nil {
 		return result, err
 	}
-	encoded, err := enc.encode(result)
-	if err != nil {
+	if step.Result, err = enc.encode(result); err != nil {
 		return result, fmt.Errorf("result of step %q from %T: %w", name, result, err)
 	}
-	return result, s.store(ctx, record.Step{Kind: record.StepResult, Name: name, Result: encoded})
+	return result, s.store(ctx, step)
 }
 
 // Sleep ends the run of the handler of ctx, which is a handler's context or derived from one, and
@@ -157,11 +161,11 @@ type stepLog struct {
 	mu       sync.Mutex    // guards the fields below, which the running step uses without it
 	running  bool          // a step runs
 	loaded   bool          // finished has the steps of earlier runs
-	finished []record.Step // the finished ones, of this run and those before
-	next     int           // the next step: index in finished, or its length
-	size     int           // of finished
+	finished []record.Step // by earlier runs
+	next     int           // number of the next step, in finished or after it
+	size     int           // of the finished steps, those of this run included
 	end      *failOp       // how the run ends, whatever the handler returns; nil: as it returns
-	endErr   error         // belongs to end
+	endErr   error         // no other step begins; belongs to end, if there is one
 }
 
 var errNoHandlerContext = &InvalidError{"Step ctx", "another one", "the context of a handler of Run"}
@@ -187,6 +191,9 @@ func beginStep(ctx context.Context, kind record.StepKind, name string) (_ *stepL
 	}
 	if err := s.load(ctx); err != nil {
 		return nil, nil, err
+	}
+	if s.next >= len(s.finished) && ctx.Err() != nil {
+		return nil, nil, base.EndOf(ctx)
 	}
 	if s.next < len(s.finished) {
 		stored = &s.finished[s.next]
@@ -233,7 +240,7 @@ func (s *stepLog) load(ctx context.Context) error {
 
 // check refuses a step more that exceeds the bounds.
 func (s *stepLog) check(step *record.Step) error {
-	if n := len(s.finished) + 1; n > record.MaxSteps {
+	if n := s.next + 1; n > record.MaxSteps {
 		return DeadLetter(&InvalidError{"steps of a task", n, atMost(record.MaxSteps)})
 	}
 	if n := s.size + step.Size(); n > record.MaxStepBytes {
@@ -242,22 +249,32 @@ func (s *stepLog) check(step *record.Step) error {
 	return nil
 }
 
-// store stores the running step.
+// storeLate is how long a step whose context has ended meanwhile waits until it is stored.
+const storeLate = time.Second
+
+// store stores the running step, also if ctx has ended: the work of the step is done.
 func (s *stepLog) store(ctx context.Context, step record.Step) error {
 	if err := s.check(&step); err != nil {
 		return err
 	}
+	if ctx.Err() != nil {
+		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeLate)
+		defer cancel()
+		ctx = late
+	}
+	step.Result = bytes.Clone(step.Result) // the shard may read it after the end of ctx
 	r := s.of.runner
 	op := &stepOp{completion: newCompletion(callStep), Step: call.Step{
 		Receipt: s.of.lease.Receipt.inner(), RoomWait: call.RoomWait{Gone: r.storing.Done()},
 		Of: call.NumberedStep{Number: uint32(s.next), Step: step},
 	}}
-	if _, err := r.queue.do(ctx, r.queue.shardOf(s.of.lease.ID), op); err != nil {
-		return err
-	}
+	_, err := r.queue.do(ctx, r.queue.shardOf(s.of.lease.ID), op)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.finished = append(s.finished, step)
+	if err != nil { // perhaps it is stored: another step could be taken for it
+		s.endErr = fmt.Errorf("result of step %q: %w", step.Name, err)
+		return s.endErr
+	}
 	s.size += step.Size()
 	s.next++
 	return nil
@@ -287,19 +304,38 @@ func (s *stepLog) failLocked(err error) error {
 	return s.endErr
 }
 
-// verdict returns how the run of a handler ends that has failed, or not.
+// verdict returns how the run of the handler ends that has failed, or not; failed is nil if it has
+// not. It calls methods of the handler's error, which may end the goroutine.
+func (c *taskContext) verdict(failed *failure) *failure {
+	rare := c.rare.Load()
+	if rare == nil {
+		return failed
+	}
+	return rare.steps.verdict(failed, c.runner.queue.opts.log)
+}
+
 func (s *stepLog) verdict(failed *failure, log *slog.Logger) *failure {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.end == nil {
 		return failed
 	}
-	if failed == nil || !errors.Is(failed.err, s.endErr) {
+	if failed == nil || !isError(failed.err, s.endErr) {
 		l := &s.of.lease
 		log.Warn("handler has not returned the error of its step, which decides", "task", l.ID, "queue", l.Queue, "err", s.endErr)
 	}
 	end := &failure{s.endErr, *s.end, VerdictOf(s.endErr)}
 	return end
+}
+
+// isError is errors.Is for a handler's error, whose methods may panic.
+func isError(err, target error) (is bool) {
+	defer func() {
+		if recover() != nil {
+			is = false
+		}
+	}()
+	return errors.Is(err, target)
 }
 
 // stepOp stores the result of a step.

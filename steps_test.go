@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -306,7 +307,10 @@ func TestStepBounds(t *testing.T) {
 				var m codeq.Mux
 				codeq.Handle(&m, "a", func(ctx context.Context, _ *codeq.Job[[]byte]) error {
 					for i := range 2000 {
-						if _, err := codeq.Step(ctx, fmt.Sprint(i), func(context.Context) ([]byte, error) { return make([]byte, c.size), nil }); err != nil {
+						if _, err := codeq.Step(ctx, fmt.Sprint(i), func(context.Context) ([]byte, error) {
+							require.Less(t, i, 1000, "a step begins that cannot be stored")
+							return make([]byte, c.size), nil
+						}); err != nil {
 							return err
 						}
 					}
@@ -379,5 +383,148 @@ func TestStepsSurviveCrashes(t *testing.T) {
 				require.NoError(t, queuetest.CheckAll(q))
 			})
 		}
+	}
+}
+
+// TestStepOfUnknownOutcome: after the store of a step whose outcome its caller does not know, no
+// other step is taken for it, and the next run finds the stored one.
+func TestStepOfUnknownOutcome(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := queuetest.OpenForRun(t, codeq.Options{Retention: time.Hour, Backoff: codeq.Backoff{Base: time.Second}})
+		var m codeq.Mux
+		var steps stepRecorder
+		buffer := []byte("first")
+		codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+			goOn := func() {}
+			short, cancel := context.WithCancel(ctx)
+			defer cancel()
+			got, err := codeq.Step(short, "first", func(context.Context) ([]byte, error) {
+				steps.note("first")
+				goOn = queuetest.Hold(q, 0)
+				go func() { synctest.Wait(); cancel() }()
+				return buffer, nil
+			})
+			if j.Attempt == 1 {
+				copy(buffer, "other") // it belongs to the handler
+				require.ErrorIs(t, err, codeq.ErrUncertain)
+				goOn()
+				for _, name := range []string{"first", "second"} {
+					_, again := steps.step(ctx, name)
+					require.ErrorIs(t, again, codeq.ErrUncertain)
+				}
+				require.ErrorIs(t, codeq.Sleep(ctx, "pause", time.Hour), codeq.ErrUncertain)
+				return err
+			}
+			require.NoError(t, err)
+			require.Equal(t, "first", string(got))
+			_, err = steps.step(ctx, "second")
+			return err
+		})
+		startRun(t, q, &m, codeq.RunOptions{})
+		id := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		got := queuetest.InfoOf(t, q, id)
+		require.Equal(t, codeq.Done, got.State, got.LastError)
+		require.Equal(t, []string{"first", "second"}, namesOf(got))
+		require.Equal(t, map[string]int{"first": 1, "second": 1}, steps.all())
+		require.NoError(t, queuetest.CheckAll(q))
+	})
+}
+
+// TestStepAtTheEndOfItsContext: a step that has done its work is stored, although its context has
+// ended meanwhile. After that no step begins, and no task is suspended.
+func TestStepAtTheEndOfItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := queuetest.OpenForRun(t, codeq.Options{Retention: time.Hour, Backoff: codeq.Backoff{Base: time.Minute}})
+		var m codeq.Mux
+		var steps stepRecorder
+		codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+			if _, err := codeq.Step(ctx, "slow", func(context.Context) (int, error) {
+				time.Sleep(time.Minute + time.Millisecond)
+				return steps.note("slow"), nil
+			}); err != nil {
+				return err
+			}
+			if j.Attempt == 1 {
+				require.ErrorIs(t, codeq.Sleep(ctx, "next", time.Hour), context.DeadlineExceeded)
+			}
+			_, err := steps.step(ctx, "next")
+			return err
+		})
+		startRun(t, q, &m, codeq.RunOptions{})
+		id := queuetest.Produce(t, q, codeq.Task{Queue: "a", Timeout: time.Minute})[0]
+		time.Sleep(time.Minute + time.Second)
+		synctest.Wait()
+		got := queuetest.InfoOf(t, q, id)
+		require.Equal(t, codeq.Scheduled, got.State)
+		require.Equal(t, 1, got.Attempts)
+		require.Equal(t, []string{"slow"}, namesOf(got))
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		require.Equal(t, codeq.Done, queuetest.InfoOf(t, q, id).State)
+		require.Equal(t, map[string]int{"slow": 1, "next": 1}, steps.all())
+	})
+}
+
+// TestCanceledTaskBeginsNoStep: neither a step nor a sleep begins after the task was canceled.
+func TestCanceledTaskBeginsNoStep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := queuetest.OpenForRun(t, codeq.Options{Retention: time.Hour})
+		var m codeq.Mux
+		var steps stepRecorder
+		codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+			_, err := codeq.Step(ctx, "first", func(context.Context) (int, error) {
+				require.NoError(t, q.Cancel(ctx, j.ID))
+				synctest.Wait()
+				return 1, nil
+			})
+			require.ErrorIs(t, err, codeq.ErrLeaseLost)
+			_, err = steps.step(ctx, "second")
+			require.Error(t, err)
+			require.NotErrorIs(t, codeq.Sleep(ctx, "pause", time.Hour), codeq.ErrSuspended)
+			return nil
+		})
+		startRun(t, q, &m, codeq.RunOptions{})
+		id := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
+		synctest.Wait()
+		require.Equal(t, codeq.Canceled, queuetest.InfoOf(t, q, id).State)
+		require.Empty(t, steps.all())
+		require.Zero(t, queuetest.Stored(t, q, keys.Step))
+		require.NoError(t, queuetest.CheckAll(q))
+	})
+}
+
+// wildError is an error whose methods do what they should not.
+type wildError struct{ act func() }
+
+func (e wildError) Error() string { return "wild" }
+
+func (e wildError) Is(error) bool { e.act(); return false }
+
+// TestSleepWithWildErrors: the error of a handler that sleeps ends neither the worker nor the sleep.
+func TestSleepWithWildErrors(t *testing.T) {
+	for name, act := range map[string]func(){"panic": func() { panic("boom") }, "exit": runtime.Goexit} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				q := queuetest.OpenForRun(t, codeq.Options{MaxAttempts: 1, Retention: time.Hour})
+				var m codeq.Mux
+				codeq.Handle(&m, "a", func(ctx context.Context, _ *codeq.Job[[]byte]) error {
+					if codeq.Sleep(ctx, "pause", time.Minute) != nil {
+						return wildError{act}
+					}
+					return nil
+				})
+				run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 1})
+				ids := queuetest.Produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
+				time.Sleep(time.Hour / 2)
+				synctest.Wait()
+				for _, id := range ids {
+					require.Equal(t, codeq.Done, queuetest.InfoOf(t, q, id).State)
+				}
+				require.NoError(t, run.End(nil))
+				require.Empty(t, run.Reported())
+			})
+		})
 	}
 }

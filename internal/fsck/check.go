@@ -566,7 +566,6 @@ func (c *checker) schedule(key, value []byte) error {
 	return nil
 }
 
-// finish reports contradictions that show only when the whole shard was read.
 // stepKey names a step.
 type stepKey struct {
 	id     taskID
@@ -588,6 +587,7 @@ func (c *checker) step(k stepKey, _ record.Step) {
 	c.steps[k.id]++
 }
 
+// finish reports contradictions that show only when the whole shard was read.
 func (c *checker) finish() {
 	for queue, version := range c.unknown {
 		c.report("shard %d has version %d of the settings of queue %q and sends version %d", c.index, c.versions[queue], queue, version)

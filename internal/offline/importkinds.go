@@ -142,11 +142,12 @@ func (im *importer) task(l *taskLine) (waits bool, err error) {
 	if p.Range == keys.Blocked && p.At != 0 {
 		im.scopes[scopeIn{p.At, s.number}] = true
 	}
-	if rec.Kept = l.Steps; !keys.Ended(p.Range) {
-		rec.Steps, rec.Kept = uint32(len(l.Steps)), nil
-	}
+	rec.Kept = l.Steps
 	if err := rec.Sound(); err != nil {
 		return false, wrong("task %s: %w", l.ID, err)
+	}
+	if !keys.Ended(p.Range) {
+		rec.Steps, rec.Kept = uint32(len(l.Steps)), nil
 	}
 	if !im.parents(&rec, false, false) {
 		return true, nil
