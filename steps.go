@@ -42,6 +42,10 @@ var ErrStepsChanged = errors.New("codeq: the steps of the task have changed")
 // key. The error of do is returned, and nothing is stored. Results are stored at the durability of
 // the queue, in one commit with others.
 //
+// No step begins when ctx has ended; if it ends during do, the result is stored all the same. If a
+// result could not be stored, or it is not known whether it is ([ErrUncertain]), all later steps of
+// the run return that error: the next run finds what is stored.
+//
 // A task runs the same steps in the same order every time. A step that has another name or kind
 // than the stored one returns an error that matches [ErrStepsChanged], and the task becomes a dead
 // letter whatever the handler returns; redriven, it goes on after its last finished step. Two steps

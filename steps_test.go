@@ -502,7 +502,7 @@ func (e wildError) Error() string { return "wild" }
 
 func (e wildError) Is(error) bool { e.act(); return false }
 
-// TestSleepWithWildErrors: the error of a handler that sleeps ends neither the worker nor the sleep.
+// TestSleepWithWildErrors: the error of a handler that sleeps ends neither worker nor sleep.
 func TestSleepWithWildErrors(t *testing.T) {
 	for name, act := range map[string]func(){"panic": func() { panic("boom") }, "exit": runtime.Goexit} {
 		t.Run(name, func(t *testing.T) {

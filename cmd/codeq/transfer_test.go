@@ -688,6 +688,8 @@ func TestImportRefuses(t *testing.T) {
 		"what another state has":      changed(`"State"`, `"Due":5,"State"`),
 		"a turn of no group":          changed(`"State"`, `"HasTurn":true,"State"`),
 		"a key that it does not have": changed(`"State"`, `"HasKey":true,"State"`),
+		"a step of no kind":           changed(`"State"`, `"Steps":[{"Name":"x"}],"State"`),
+		"a step without a name":       changed(`"State"`, `"Steps":[{"Kind":1}],"State"`),
 		"a lease of before":           changed(`"State"`, `"Lease":{"Token":1,"Deadline":1,"Duration":1,"Leases":4,"Attempts":1},"State"`),
 		"two objects":                 replaced(ready, strings.TrimSpace(lines[ready])+lines[ready]),
 		"two kinds":                   replaced(ready, `{"Key":{"Hash":"`+hash+`","Until":1},`+lines[ready][1:]),
