@@ -44,7 +44,8 @@ var ErrStepsChanged = errors.New("codeq: the steps of the task have changed")
 //
 // No step begins when ctx has ended; if it ends during do, the result is stored all the same. If a
 // result could not be stored, or it is not known whether it is ([ErrUncertain]), all later steps of
-// the run return that error: the next run finds what is stored.
+// the run return that error: the next run finds what is stored. After a step that has panicked none
+// begins, either.
 //
 // A task runs the same steps in the same order every time. A step that has another name or kind
 // than the stored one returns an error that matches [ErrStepsChanged], and the task becomes a dead
@@ -74,7 +75,15 @@ func Step[T any](ctx context.Context, name string, do func(context.Context) (T, 
 	if err != nil {
 		return result, err
 	}
-	defer s.endStep()
+	returned := false
+	defer func() { s.endStep(returned) }()
+	result, err = runStep(ctx, s, stored, name, enc, do)
+	returned = true
+	return result, err
+}
+
+// runStep runs a step that has begun, or returns the result of the stored one.
+func runStep[T any](ctx context.Context, s *stepLog, stored *record.Step, name string, enc *encoding, do func(context.Context) (T, error)) (result T, err error) {
 	if stored != nil {
 		if err := enc.decode(stored.Result, &result); err != nil {
 			return result, s.fail(fmt.Errorf("%w: result of step %q into %T: %w", ErrStepsChanged, name, result, err))
@@ -115,7 +124,7 @@ func Sleep(ctx context.Context, name string, d time.Duration) (err error) {
 	if err != nil {
 		return err
 	}
-	defer s.endStep()
+	defer s.endStep(true)
 	if stored != nil {
 		return nil
 	}
@@ -210,11 +219,18 @@ func beginStep(ctx context.Context, kind record.StepKind, name string) (_ *stepL
 	return s, stored, nil
 }
 
-func (s *stepLog) endStep() {
+// endStep ends the running step. If it has not returned, but panicked or ended its goroutine, no
+// other step begins: a deferred one would be stored in its place.
+func (s *stepLog) endStep(returned bool) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.running = false
-	s.mu.Unlock()
+	if !returned {
+		s.endErr = errStepNotReturned
+	}
 }
+
+var errStepNotReturned = errors.New("codeq: a step of the run has panicked, or ended its goroutine")
 
 // load reads the steps that earlier runs have finished. REQUIRES: mu is held.
 func (s *stepLog) load(ctx context.Context) error {

@@ -528,3 +528,41 @@ func TestSleepWithWildErrors(t *testing.T) {
 		})
 	}
 }
+
+// TestStepAfterAPanic: a deferred step does not take the place of the one that panics.
+func TestStepAfterAPanic(t *testing.T) {
+	for name, act := range map[string]func(){"panic": func() { panic("boom") }, "exit": runtime.Goexit} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				q := queuetest.OpenForRun(t, codeq.Options{Retention: time.Hour, Backoff: codeq.Backoff{Base: time.Second}})
+				var m codeq.Mux
+				var steps stepRecorder
+				codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) (err error) {
+					defer func() {
+						if _, again := steps.step(ctx, "close"); err == nil {
+							err = again
+						}
+						if j.Attempt == 1 {
+							require.Error(t, codeq.Sleep(ctx, "pause", time.Hour))
+						}
+					}()
+					_, err = codeq.Step(ctx, "work", func(context.Context) (int, error) {
+						if j.Attempt == 1 {
+							act()
+						}
+						return steps.note("work"), nil
+					})
+					return err
+				})
+				startRun(t, q, &m, codeq.RunOptions{})
+				id := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				got := queuetest.InfoOf(t, q, id)
+				require.Equal(t, codeq.Done, got.State, got.LastError)
+				require.Equal(t, []string{"work", "close"}, namesOf(got))
+				require.Equal(t, map[string]int{"work": 1, "close": 1}, steps.all())
+			})
+		})
+	}
+}
