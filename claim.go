@@ -130,7 +130,7 @@ func (q *Queue) newClaim(req *ClaimRequest, r *runner) *claimOp {
 		op.Caller = op
 	}
 	switch {
-	case r != nil && r.list != nil:
+	case r != nil && r.list != nil && len(req.Queues) > 1: // else it fills a batch
 		op.List = r.list
 	case len(req.Queues) > dispatch.ShortList:
 		op.List = dispatch.NewList(slices.Clone(req.Queues), req.appendWeights(nil))

@@ -569,3 +569,81 @@ func ExampleSleep() {
 	// a mail to anna
 	// a reminder to anna in attempt 1
 }
+
+// Mails go out in one request for each batch. The tasks of a batch are of one tenant, as
+// BatchOptions.By says, and each has its own verdict: the second one is tried again later.
+func ExampleHandleBatch() {
+	q, done := open()
+	defer done()
+	for _, to := range []string{"ann", "bob", "carol"} {
+		task, err := codeq.NewTask("mail", to)
+		check(err)
+		task.Tenant = "shop"
+		_, err = q.Produce(ctx, task)
+		check(err)
+	}
+
+	ctx, stop := context.WithCancel(ctx)
+	var mux codeq.Mux
+	options := codeq.BatchOptions{Max: 3, Linger: time.Second, By: codeq.ByTenant}
+	codeq.HandleBatch(&mux, "mail", options, func(_ context.Context, jobs []*codeq.Job[string]) []error {
+		defer stop()
+		errs := make([]error, len(jobs))
+		for i, job := range jobs {
+			fmt.Println(job.Tenant, job.Args)
+			if job.Args == "bob" {
+				errs[i] = codeq.RetryAfter(time.Hour, errors.New("mailbox full"))
+			}
+		}
+		return errs // nil: all are completed
+	})
+	err := q.Run(ctx, &mux, nil)
+	check(err)
+	counts, err := q.Stats(context.Background())
+	check(err)
+	fmt.Println(counts["mail"].Scheduled)
+	// Unordered output:
+	// shop ann
+	// shop bob
+	// shop carol
+	// 1
+}
+
+// Each customer's events are written by one statement.
+func ExampleByLimitKey() {
+	l := &codeq.Lease{Task: codeq.Task{Queue: "event", Tenant: "shop", LimitKey: "customer 7"}}
+	fmt.Println(codeq.ByLimitKey(l))
+	// Output: customer 7
+}
+
+func ExampleByTenant() {
+	l := &codeq.Lease{Task: codeq.Task{Queue: "event", Tenant: "shop", LimitKey: "customer 7"}}
+	fmt.Println(codeq.ByTenant(l))
+	// Output: shop
+}
+
+// In a batch each job has a context of its own, which ends when its task is canceled.
+func ExampleJob_Context() {
+	q, done := open()
+	defer done()
+	task, err := codeq.NewTask("mail", "ann")
+	check(err)
+	_, err = q.Produce(ctx, task)
+	check(err)
+
+	ctx, stop := context.WithCancel(ctx)
+	var mux codeq.Mux
+	codeq.HandleBatch(&mux, "mail", codeq.BatchOptions{}, func(_ context.Context, jobs []*codeq.Job[string]) []error {
+		defer stop()
+		for _, job := range jobs {
+			err := codeq.ReportProgress(job.Context(), 1, 2, "rendered")
+			check(err)
+			lease, _ := codeq.LeaseFrom(job.Context())
+			fmt.Println(lease.Queue, job.Context().Err() == nil)
+		}
+		return nil
+	})
+	err = q.Run(ctx, &mux, nil)
+	check(err)
+	// Output: mail true
+}

@@ -297,32 +297,8 @@ func (b *leaseOps) resolve(s *shard) {
 func (b *leaseOps) answer(op request, err error) {
 	op.base().err = err
 	if b.left--; b.left == 0 {
-		b.settle(b.failure())
+		b.settle(call.WholeFailure(len(b.ops), func(i int) error { return b.ops[i].base().err }))
 	}
-}
-
-// failure is why the whole must be tried again: its shard has decided nothing, or it is not known
-// what.
-func (b *leaseOps) failure() (err error) {
-	decided := false
-	for _, op := range b.ops {
-		switch e := op.base().err; {
-		case !isOfShard(e):
-			decided = true
-		case err == nil || errors.Is(e, ErrUncertain):
-			err = e
-		}
-	}
-	if decided && err != nil && !errors.Is(err, ErrUncertain) {
-		return fmt.Errorf("%w: of a part: %s", ErrUncertain, err.Error())
-	}
-	return err
-}
-
-// isOfShard reports whether an error says that a shard has not decided an operation, or that it is
-// not known whether it has.
-func isOfShard(err error) bool {
-	return errors.Is(err, ErrUncertain) || errors.Is(err, ErrNotLeader) || errors.Is(err, ErrFailed) || errors.Is(err, ErrClosed)
 }
 
 // weigh gives the outcomes their meaning together with the tries before.
@@ -363,20 +339,14 @@ func (b *leaseOps) Read(r *wire.Reader) {
 
 func (b *leaseOps) AppendReply(dst []byte) []byte {
 	for _, op := range b.ops {
-		err := op.base().err
-		if dst = wire.AppendBool(dst, err != nil); err != nil {
-			code, text := encodeError(err)
-			dst = wire.AppendBytes(append(dst, code), text)
-		}
+		dst = call.AppendOutcome(dst, op.base().err, encodeError)
 	}
 	return dst
 }
 
 func (b *leaseOps) ReadReply(r *wire.Reader) {
 	for _, op := range b.ops {
-		if op.base().err = nil; r.Bool() {
-			op.base().err = decodeError(r.Byte(), r.String())
-		}
+		op.base().err = call.ReadOutcome(r, decodeError)
 	}
 }
 

@@ -27,6 +27,7 @@ import (
 // for each mistake, before it claims anything.
 type Mux struct {
 	handlers   map[string]handler
+	batches    map[string]*batchHandler // of those of handlers that HandleBatch has registered
 	middleware []Middleware
 	err        error // if not nil, Run returns it and claims nothing
 }
@@ -80,6 +81,9 @@ func (m *Mux) compose() (_ map[string]handler, err error) {
 	if len(m.middleware) == 0 {
 		return composed, nil
 	}
+	for queue := range m.batches {
+		return nil, &InvalidError{"Use", "beside HandleBatch of queue " + strconv.Quote(queue), "a Mux of its own for batches, which middleware cannot wrap"}
+	}
 	defer recovered(&err)
 	for queue, h := range m.handlers {
 		chain := h.last()
@@ -114,8 +118,8 @@ func (h handler) last() Handler {
 	}
 }
 
-// Job is the task on which a handler works. [Handle] makes it; SetResult and FollowUp panic for any
-// other Job, since nothing would store their arguments.
+// Job is the task on which a handler works. [Handle] and [HandleBatch] make it; SetResult and
+// FollowUp panic for any other Job, since nothing would store their arguments.
 type Job[T any] struct {
 	*Lease
 	// Args is the decoded payload.
@@ -190,12 +194,25 @@ func (j *Job[T]) FollowUp(tasks ...Task) {
 // of the context of [Queue.Run], and a deadline if the task has a Timeout.
 //
 // A queue has one handler: Run returns an [InvalidError] for a second one, and for a nil one.
+// [HandleBatch] registers one for many tasks at once.
 func Handle[T any](m *Mux, queue string, h func(context.Context, *Job[T]) error, opts ...PayloadOption) {
-	if _, ok := m.handlers[queue]; ok {
-		m.refuse(&InvalidError{"Handle queue", strconv.Quote(queue), "one handler for each queue"})
+	enc := m.check("Handle", queue, h == nil, opts)
+	m.handlers[queue] = func(ctx context.Context, l *Lease, f *taskContext) error {
+		job := &Job[T]{Lease: l, taskCtx: f, encoding: enc}
+		if err := job.decode(); err != nil {
+			return err
+		}
+		return h(ctx, job)
 	}
-	if h == nil {
-		m.refuse(&InvalidError{"Handle handler of queue " + strconv.Quote(queue), "nil", "a function"})
+}
+
+// check refuses the arguments of a registration that are invalid.
+func (m *Mux) check(verb, queue string, isNil bool, opts []PayloadOption) *encoding {
+	if _, ok := m.handlers[queue]; ok {
+		m.refuse(&InvalidError{verb + " queue", strconv.Quote(queue), "one handler for each queue"})
+	}
+	if isNil {
+		m.refuse(&InvalidError{verb + " handler of queue " + strconv.Quote(queue), "nil", "a function"})
 	}
 	enc, err := encodingOf(opts)
 	if err != nil {
@@ -204,13 +221,15 @@ func Handle[T any](m *Mux, queue string, h func(context.Context, *Job[T]) error,
 	if m.handlers == nil {
 		m.handlers = make(map[string]handler)
 	}
-	m.handlers[queue] = func(ctx context.Context, l *Lease, f *taskContext) error {
-		job := &Job[T]{Lease: l, taskCtx: f, encoding: enc}
-		if err := enc.decode(l.Payload, &job.Args); err != nil {
-			return DeadLetter(base.Prefixed(fmt.Errorf("payload of queue %s into %T: %w", queue, job.Args, err)))
-		}
-		return h(ctx, job)
+	return enc
+}
+
+// decode decodes the payload.
+func (j *Job[T]) decode() error {
+	if err := j.encoding.decode(j.Payload, &j.Args); err != nil {
+		return DeadLetter(base.Prefixed(fmt.Errorf("payload of queue %s into %T: %w", j.Queue, j.Args, err)))
 	}
+	return nil
 }
 
 // Codec encodes the values of producers and handlers as the bytes that tasks carry, and decodes

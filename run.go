@@ -126,13 +126,15 @@ type runner struct {
 	since    time.Time
 	queue    *Queue
 	handlers map[string]handler // by queue, wrapped in the middleware
+	batches  *batches           // nil: no handler takes batches
 	opts     RunOptions
 	req      ClaimRequest   // NoWait: the runner ends when there is nothing to do
 	list     *dispatch.List // of req, if it is long
 
 	values context.Context // holds the values of the handlers' contexts; never ends
 
-	pool             *workerpool.Pool[engine.Grant, *taskContext]
+	claims           context.Context // of run; it ends when nothing is claimed any more
+	pool             *workerpool.Pool[engine.Grant, atWork]
 	canceledReceipts recent.Shared[engine.Receipt] // receipts of canceled tasks
 	failed           atomic.Pointer[error]
 	stopClaims       context.CancelCauseFunc
@@ -145,8 +147,19 @@ type runner struct {
 	forwards    chan struct{}  // bounds the completions under way to other nodes: one element for each
 }
 
+// atWork is what a handler works on: a *taskContext, or a *taskBatch.
+type atWork interface{ workerpool.Task }
+
+// tasksOf returns the tasks of a handler.
+func tasksOf(t atWork) []*taskContext {
+	if b, ok := t.(*taskBatch); ok {
+		return b.tasks
+	}
+	return []*taskContext{t.(*taskContext)}
+}
+
 // worker runs the handlers of a runner, one at a time.
-type worker = workerpool.Worker[engine.Grant, *taskContext]
+type worker = workerpool.Worker[engine.Grant, atWork]
 
 func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, error) {
 	r := &runner{queue: q, forwards: make(chan struct{}, q.opts.InboxDepth)}
@@ -187,6 +200,9 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 	if len(o.Queues) == 1 { // there is only one order
 		r.req.Weights = nil
 	}
+	if r.batches, err = newBatches(r, m.batches); err != nil {
+		return nil, err
+	}
 	r.list = dispatch.NewList(r.req.Queues, r.req.appendWeights(nil))
 	r.values = context.WithoutCancel(ctx)
 	r.storing, r.stopStoring = context.WithCancelCause(context.Background())
@@ -216,6 +232,7 @@ func (r *runner) run(own context.Context) error {
 	}
 	ctx, r.stopClaims = context.WithCancelCause(ctx)
 	defer r.stopClaims(nil)
+	r.claims = ctx
 	var renewing sync.WaitGroup
 	r.since = r.queue.opts.private.Wall()
 	r.number = r.queue.runs.Add(r)
@@ -273,7 +290,7 @@ func (r *runner) crash(err error) {
 // Claim adds claimed tasks to the pool.
 func (r *runner) Claim(ctx context.Context, places int) (int, error) {
 	req := r.req
-	req.Max = places
+	req.Max = r.batches.claimSize(places, min(fetchCap, r.queue.opts.Limits.Batch))
 	op, err := r.queue.claim(ctx, &req, r)
 	if err != nil {
 		if req.NoWait && errors.Is(err, ErrEmpty) {
@@ -285,6 +302,9 @@ func (r *runner) Claim(ctx context.Context, places int) (int, error) {
 	for _, h := range r.renewers {
 		h.Wake()
 	}
+	if r.batches != nil {
+		return r.addBatches(op.Grants), nil
+	}
 	r.pool.Add(op.Grants)
 	return len(op.Grants), nil
 }
@@ -292,12 +312,25 @@ func (r *runner) Claim(ctx context.Context, places int) (int, error) {
 // GiveBack gives back tasks that no worker has begun.
 func (r *runner) GiveBack(grants []engine.Grant) {
 	for i := range grants {
+		if b := r.batches.take(grants[i].Receipt); b != nil {
+			r.giveBackBatch(b, r.giveBackUnbegun)
+			r.batches.Drop(b)
+			continue
+		}
 		r.giveBack(receiptOf(grants[i].Receipt), call.Fail{How: engine.FailReturn}, nil)
 	}
 }
 
-// TakeBack gives back the task of a handler that goes on.
-func (r *runner) TakeBack(f *taskContext) {
+// TakeBack gives back the tasks of a handler that goes on.
+func (r *runner) TakeBack(t atWork) {
+	if b, ok := t.(*taskBatch); ok {
+		r.giveBackBatch(b.openBatch, r.takeBack)
+		return
+	}
+	r.takeBack(t.(*taskContext))
+}
+
+func (r *runner) takeBack(f *taskContext) {
 	op := call.Fail{How: engine.FailReturn | engine.StillRuns, Notes: f.lastNotes()}
 	if end, ok := f.Deadline(); ok && time.Until(end) <= 0 {
 		err := r.reportOverdue(f)
@@ -324,10 +357,7 @@ func (r *runner) giveBack(receipt Receipt, op call.Fail, f *taskContext) {
 }
 
 // countOverdue counts the attempt of a handler that goes on after its Timeout.
-func (r *runner) countOverdue(w *worker, f *taskContext) {
-	if t, ours := w.Task(); !ours || t != f {
-		return
-	}
+func (r *runner) countOverdue(f *taskContext) {
 	op := call.Fail{How: engine.FailOverdue, RoomWait: call.RoomWait{Gone: r.storing.Done()}}
 	_ = r.queue.failed(r.storing, f.lease.Receipt, op, nil) // if the lease is lost, the worker learns of it
 	_ = r.reportOverdue(f)
@@ -370,8 +400,12 @@ func (r *runner) report(l *Lease, err error) {
 	<-done
 }
 
-// Do runs the handler of one task and stores the outcome.
+// Do runs the handler of one task, or of a batch, and stores the outcome.
 func (r *runner) Do(w *worker, g engine.Grant) {
+	if b := r.batches.take(g.Receipt); b != nil {
+		r.doBatch(w, b)
+		return
+	}
 	f := &taskContext{runner: r}
 	l := &f.lease
 	steps, err := decodeGrant(&g, l)
@@ -394,7 +428,11 @@ func (r *runner) Do(w *worker, g engine.Grant) {
 		return
 	}
 	if l.Timeout > 0 {
-		f.Watch(&r.reports, r.queue.opts.log, func() { r.countOverdue(w, f) })
+		f.Watch(&r.reports, r.queue.opts.log, func() {
+			if t, ours := w.Task(); ours && t == atWork(f) {
+				r.countOverdue(f)
+			}
+		})
 	}
 	var begun time.Time // zero without an observer
 	if r.queue.opts.teller != nil {
@@ -423,6 +461,11 @@ func (r *runner) storeOutcome(w *worker, f *taskContext, waited uint32, begun ti
 	}
 	f.End(nil)
 	ours, lost := w.Disown() // or the task was given back, or its lease was lost
+	r.store(f, ours, lost, waited, took, failed)
+}
+
+// store stores the outcome of a task. ours, lost and failed are as in verdictOn.
+func (r *runner) store(f *taskContext, ours bool, lost error, waited uint32, took time.Duration, failed *failure) {
 	if ours && failed == nil {
 		failed = r.complete(f)
 	}
@@ -432,7 +475,7 @@ func (r *runner) storeOutcome(w *worker, f *taskContext, waited uint32, begun ti
 	if !ours && (lost != nil || f.Mark(markEnded)) {
 		r.returned(&f.lease)
 	}
-	if !begun.IsZero() {
+	if r.queue.opts.teller != nil {
 		o := r.queue.opts.teller.Begin()
 		o.addHandler(HandlerSample{
 			Queue: f.lease.Queue, Tenant: f.lease.Tenant, Attempt: f.lease.Attempt,
@@ -578,10 +621,13 @@ func (h *leaseRenewer) renew() (running bool) {
 	r := h.runner
 	b := &call.Renew{Duration: record.Millis(r.opts.LeaseFor)}
 	for _, w := range r.pool.Workers() {
-		if f, ok := w.Task(); ok && r.queue.shardOf(f.lease.ID) == h.shard {
-			b.Receipts = append(b.Receipts, f.lease.Receipt.inner())
+		if t, ok := w.Task(); ok {
+			if f, one := t.(*taskContext); one && r.queue.shardOf(f.lease.ID) == h.shard {
+				b.Receipts = append(b.Receipts, f.lease.Receipt.inner())
+			}
 		}
 	}
+	b.Receipts = r.appendOfBatches(b.Receipts, h.shard)
 	if len(b.Receipts) == 0 {
 		return false
 	}
@@ -605,6 +651,7 @@ func (h *leaseRenewer) renew() (running bool) {
 	for _, w := range r.pool.Workers() {
 		r.cancelIfLost(w, lost)
 	}
+	r.loseOfBatches(lost)
 	return true
 }
 
@@ -620,6 +667,7 @@ func (r *runner) Cancel(lease engine.Receipt) {
 					return
 				}
 			}
+			r.loseOfBatches(lost)
 		}, nil) // if it panics, the next renewal of the lease cancels the handler
 	})
 }
@@ -628,11 +676,16 @@ func errCanceled(r Receipt) error { return fmt.Errorf("%w: %s", ErrCanceled, r.I
 
 // cancelIfLost cancels the running handler of a worker if its lease is among the lost.
 func (r *runner) cancelIfLost(w *worker, lost map[engine.Receipt]error) bool {
-	f, cause := w.TakeAway(func(f *taskContext) error { return lost[f.lease.Receipt.inner()] })
+	t, cause := w.TakeAway(func(t atWork) error {
+		if f, one := t.(*taskContext); one {
+			return lost[f.lease.Receipt.inner()]
+		}
+		return nil
+	})
 	if cause == nil {
 		return false
 	}
-	f.End(cause)
-	r.report(&f.lease, cause)
+	t.End(cause)
+	r.report(&t.(*taskContext).lease, cause)
 	return true
 }

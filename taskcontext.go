@@ -222,13 +222,14 @@ var silence = slog.New(slog.DiscardHandler)
 
 // LoggerFrom returns [Options.Logger] with attributes of the task of ctx, which is a handler's
 // context or derived from one: "task" (its ID), "queue", "attempt", and "tenant" if it has one. It
-// is made by the first call. Outside of a handler LoggerFrom returns a logger that discards
+// is made by the first call. The context of a [HandleBatch] handler has "queue" and "tasks" (their
+// number). Outside of a handler LoggerFrom returns a logger that discards
 // everything. LoggerFrom is safe for concurrent use, and the logger works after the handler has
 // returned.
 func LoggerFrom(ctx context.Context) *slog.Logger {
 	c := taskContextOf(ctx)
 	if c == nil {
-		return silence
+		return loggerOfBatch(ctx)
 	}
 	rare := c.rareParts()
 	if l := rare.logger.Load(); l != nil {

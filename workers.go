@@ -36,7 +36,7 @@ type WorkerInfo struct {
 }
 
 // HungHandler is a handler that goes on after the end of its context, and takes a place of its
-// [Queue.Run].
+// [Queue.Run]. One of a batch is listed for each of its tasks.
 type HungHandler struct {
 	ID      ID     `json:",omitzero"` // of the task
 	Queue   string `json:",omitzero"`
@@ -186,8 +186,10 @@ func (q *Queue) ownWorkers() []WorkerInfo {
 			w.Node = q.node.Self().Node
 		}
 		w.Busy, w.Quiet = r.pool.State()
-		for f, since := range r.pool.Hung {
-			w.Hung = append(w.Hung, HungHandler{f.lease.ID, f.lease.Queue, f.lease.Attempt, since.UTC()})
+		for t, since := range r.pool.Hung {
+			for _, f := range tasksOf(t) {
+				w.Hung = append(w.Hung, HungHandler{f.lease.ID, f.lease.Queue, f.lease.Attempt, since.UTC()})
+			}
 		}
 		infos = append(infos, w)
 	}

@@ -14,3 +14,10 @@ func BenchmarkRun(b *testing.B) {
 		measure(b, workload.Load{Batch: batch, Backlog: 2 * producers * batch}, workload.Runner{Queues: []*codeq.Queue{q}})
 	})
 }
+
+// BenchmarkBatchHandler is BenchmarkRun with a handler of batches of 100 tasks.
+func BenchmarkBatchHandler(b *testing.B) {
+	forEach(b, func(b *testing.B, q *codeq.Queue) {
+		measure(b, workload.Load{Batch: batch, Backlog: 2 * producers * batch}, workload.Runner{Queues: []*codeq.Queue{q}, Batch: 100})
+	})
+}

@@ -602,3 +602,31 @@ func TestHeldPlaces(t *testing.T) {
 		})
 	}
 }
+
+// TestBatches: Work and Drain run batch handlers, without a wait for more tasks than there are.
+func TestBatches(t *testing.T) {
+	codeqtest.Test(t, nil, func(t *testing.T, q *codeqtest.Queue) {
+		var sizes []int
+		mux := new(codeq.Mux)
+		codeq.HandleBatch(mux, "a", codeq.BatchOptions{Linger: time.Second}, func(_ context.Context, jobs []*codeq.Job[[]byte]) []error {
+			sizes = append(sizes, len(jobs))
+			errs := make([]error, len(jobs))
+			if jobs[0].Attempt == 1 {
+				errs[0] = errors.New("again")
+			}
+			return errs
+		})
+		tasks := make([]codeq.Task, 250)
+		for i := range tasks {
+			tasks[i].Queue = "a"
+		}
+		produce(t, q, tasks...)
+		begun := time.Now()
+		q.Work(mux)
+		require.Equal(t, []int{100, 100, 50}, sizes)
+		require.Zero(t, time.Since(begun))
+		sizes = nil
+		q.Drain(mux)
+		require.Equal(t, []int{3}, sizes, "each of the three is tried again, within the Linger")
+	})
+}

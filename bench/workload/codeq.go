@@ -67,6 +67,7 @@ func work(ctx context.Context, q *codeq.Queue, done func(payload []byte)) error 
 type Runner struct {
 	Queues    []*codeq.Queue
 	Retention time.Duration // of all tasks
+	Batch     int           // tasks of a call of the handler at the most; 0: it takes one
 }
 
 func (r Runner) Produce(ctx context.Context, producer, _ int, payloads [][]byte) error {
@@ -77,19 +78,28 @@ func (r Runner) Work(ctx context.Context, workers int, done func(payload []byte)
 	g, ctx := errgroup.WithContext(ctx)
 	for i, q := range r.Queues {
 		share := (workers + i) / len(r.Queues)
-		g.Go(func() error { return run(ctx, q, share, done) })
+		g.Go(func() error { return r.run(ctx, q, share, done) })
 	}
 	return g.Wait()
 }
 
-func run(ctx context.Context, q *codeq.Queue, workers int, done func(payload []byte)) error {
+func (r Runner) run(ctx context.Context, q *codeq.Queue, workers int, done func(payload []byte)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var m codeq.Mux
-	codeq.Handle(&m, QueueName, func(_ context.Context, job *codeq.Job[[]byte]) error {
-		done(job.Args)
-		return nil
-	})
+	if r.Batch > 0 {
+		codeq.HandleBatch(&m, QueueName, codeq.BatchOptions{Max: r.Batch}, func(_ context.Context, jobs []*codeq.Job[[]byte]) []error {
+			for _, job := range jobs {
+				done(job.Args)
+			}
+			return nil
+		})
+	} else {
+		codeq.Handle(&m, QueueName, func(_ context.Context, job *codeq.Job[[]byte]) error {
+			done(job.Args)
+			return nil
+		})
+	}
 	failed := make(chan error, 1)
 	err := q.Run(ctx, &m, &codeq.RunOptions{
 		Concurrency: workers,

@@ -112,3 +112,49 @@ func DecodeDetails(text string, err error) error {
 	}
 	return err
 }
+
+// AppendOutcome appends the outcome of one of several operations, for ReadOutcome.
+func AppendOutcome(dst []byte, err error, encode func(error) (code byte, text string)) []byte {
+	if dst = wire.AppendBool(dst, err != nil); err == nil {
+		return dst
+	}
+	code, text := encode(err)
+	return wire.AppendBytes(append(dst, code), text)
+}
+
+// ReadOutcome reads what AppendOutcome has appended.
+func ReadOutcome(r *wire.Reader, decode func(code byte, text string) error) error {
+	if !r.Bool() {
+		return nil
+	}
+	return decode(r.Byte(), r.String())
+}
+
+// WholeFailure is why n operations of a call must all be tried again: their shard has decided none,
+// or it is not known which; nil: it has decided all.
+func WholeFailure(n int, outcome func(i int) error) (whole error) {
+	decided := false
+	for i := range n {
+		switch err := outcome(i); {
+		case !isOfShard(err):
+			decided = true
+		case whole == nil || errors.Is(err, base.ErrUncertain):
+			whole = err
+		}
+	}
+	if decided && whole != nil && !errors.Is(whole, base.ErrUncertain) {
+		return fmt.Errorf("%w: of a part: %s", base.ErrUncertain, whole.Error())
+	}
+	return whole
+}
+
+// isOfShard reports whether an error says that a shard has not decided an operation, or that it is
+// not known whether it has.
+func isOfShard(err error) bool {
+	for _, is := range [...]error{base.ErrUncertain, base.ErrNotLeader, base.ErrFailed, base.ErrClosed} {
+		if errors.Is(err, is) {
+			return true
+		}
+	}
+	return false
+}

@@ -74,6 +74,32 @@ func RunUser(what string, f func(), caught func(value any, stack []byte)) {
 	f()
 }
 
+// EachUser calls a function of the user for each i below n, on a goroutine of its own, and waits.
+// It returns the errors of those calls that panicked, as panicked makes them, or ended their
+// goroutine, by i.
+func EachUser(what string, n int, f func(i int), panicked func(value any, stack []byte) error, ended error) (failed map[int]error) {
+	for i := 0; i < n; i++ { // once, unless calls fail
+		err := ended
+		done := make(chan struct{})
+		go RunUser(what, func() {
+			defer close(done) // after err is set
+			RunUser(what, func() {
+				for ; i < n; i++ {
+					f(i)
+				}
+			}, func(value any, stack []byte) { err = panicked(value, stack) })
+		}, nil)
+		<-done
+		if i < n {
+			if failed == nil {
+				failed = make(map[int]error)
+			}
+			failed[i] = err
+		}
+	}
+	return failed
+}
+
 // Is is errors.Is for a user's error: its methods Is and Unwrap may panic.
 func Is(err, target error) (is bool) {
 	defer func() { _ = recover() }()

@@ -11,7 +11,7 @@ import (
 )
 
 // guardFuncs call a function in a guard; their first literal is its name.
-var guardFuncs = []string{"inParallel", "contain", "containUser", "guarded", "goFor", "goOn", "goUnlessClosed", "guard.Run", "guard.RunUser", "guard.Contain", "guard.Steps", "Contain", "NewErrand", "guard.NewErrand"}
+var guardFuncs = []string{"inParallel", "contain", "containUser", "guarded", "goFor", "goOn", "goUnlessClosed", "guard.Run", "guard.RunUser", "RunUser", "guard.Contain", "guard.Steps", "Contain", "NewErrand", "guard.NewErrand"}
 
 func calleeOf(call *ast.CallExpr) string {
 	switch f := call.Fun.(type) {

@@ -36,7 +36,7 @@ type Pool[J any, T Task] struct {
 	jobs         []J             // claimed, not yet started; from next on
 	next         int
 	claimed      int                     // number of jobs so far
-	free         int                     // places that no job and no claim occupies
+	free         int                     // places that no job and no claim occupies; below 0: jobs wait for one
 	fetcherWaits bool                    // a fetcher waits for free to become positive
 	idle         int                     // workers that wait on wake
 	waking       bool                    // a worker was woken, or begins, and is on its way to jobs
@@ -155,20 +155,63 @@ func (p *Pool[J, T]) fetch(ctx context.Context) error {
 func (p *Pool[J, T]) reserve(ctx context.Context) (claiming context.Context, places, atWork int, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for (p.free == 0 || p.quiet) && ctx.Err() == nil {
+	for (p.free <= 0 || p.quiet) && ctx.Err() == nil {
 		p.fetcherWaits = true
 		p.room.Wait()
 	}
 	if ctx.Err() != nil {
 		return nil, 0, 0, context.Cause(ctx)
 	}
+	places, atWork = min(p.free, p.config.Batch), p.config.Workers-p.free
+	p.free -= places
+	return p.beginClaim(ctx), places, atWork, nil
+}
+
+// beginClaim returns the context of a claim. REQUIRES: mu is held, and the pool is not quiet.
+func (p *Pool[J, T]) beginClaim(ctx context.Context) context.Context {
 	if p.claiming == nil {
 		p.claiming, p.stopClaiming = context.WithCancelCause(ctx)
 	}
-	places, atWork = min(p.free, p.config.Batch), p.config.Workers-p.free
-	p.free -= places
 	p.claims++
-	return p.claiming, places, atWork, nil
+	return p.claiming
+}
+
+// BeginClaim begins a claim of a worker, for more jobs in the place of its own. ctx is that of Run.
+// The worker ends it by EndClaim. It returns nil if the pool is quiet or has ended.
+func (p *Pool[J, T]) BeginClaim(ctx context.Context) (claiming context.Context) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.quiet || p.ended || ctx.Err() != nil {
+		return nil
+	}
+	return p.beginClaim(ctx)
+}
+
+// EndClaim ends a claim of a worker. jobs of it need places of their own: they wait for some if
+// none is free. The others, so many as shared, are done in the place of another. It returns false
+// if the pool has ended, and takes no jobs.
+func (p *Pool[J, T]) EndClaim(jobs []J, shared int) bool {
+	defer p.endClaim(0)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.claimed += shared
+	switch {
+	case len(jobs) == 0:
+		return true
+	case p.ended:
+		return false
+	}
+	p.free -= len(jobs)
+	p.add(jobs)
+	return true
+}
+
+// Share frees the places of claimed jobs that are done in the place of another, and are not added.
+func (p *Pool[J, T]) Share(n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.claimed += n
+	p.releaseLocked(n)
 }
 
 // endClaim ends a claim, and frees the places that it has not filled.
@@ -254,6 +297,11 @@ func (p *Pool[J, T]) Hung(yield func(T, time.Time) bool) {
 func (p *Pool[J, T]) Add(jobs []J) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.add(jobs)
+}
+
+// add is Add for a caller that holds mu.
+func (p *Pool[J, T]) add(jobs []J) {
 	if p.next == len(p.jobs) {
 		p.jobs, p.next = p.jobs[:0], 0
 	}

@@ -398,3 +398,48 @@ func TestQuietIsNoFailure(t *testing.T) {
 		require.Zero(t, p.Drain(nil))
 	})
 }
+
+// TestSharedPlaces: a worker claims more jobs in the place of its own. Those that need a place wait
+// for one, and until then nothing else is claimed. A quiet pool begins no such claim, and one that
+// has ended takes no jobs of it.
+func TestSharedPlaces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(workerpool.Config{Workers: 2, Batch: 2, Grace: time.Second})
+		gate := make(chan struct{})
+		h.jobs <- &job{done: gate}
+		stop := h.run(t)
+		synctest.Wait()
+		ctx := t.Context()
+		require.NotNil(t, h.pool.BeginClaim(ctx))
+		require.True(t, h.pool.EndClaim([]*job{{done: gate}, {done: gate}, {done: gate}}, 7))
+		synctest.Wait()
+		require.EqualValues(t, 2, h.running.Load())
+		require.Equal(t, 1+3+7, h.pool.Claimed())
+		h.jobs <- &job{}
+		close(gate)
+		synctest.Wait()
+		require.EqualValues(t, 5, h.done.Load(), "all places are free again")
+		h.jobs <- &job{}
+		h.jobs <- &job{}
+		synctest.Wait()
+		require.EqualValues(t, 7, h.done.Load())
+
+		claiming := h.pool.BeginClaim(ctx)
+		still := h.pool.Quiet()
+		require.Error(t, claiming.Err())
+		require.Nil(t, h.pool.BeginClaim(ctx))
+		synctest.Wait()
+		select {
+		case <-still:
+			t.Fatal("a claim is under way")
+		default:
+		}
+		require.True(t, h.pool.EndClaim(nil, 0))
+		<-still
+		h.pool.Resume()
+		require.NotNil(t, h.pool.BeginClaim(ctx))
+		require.Zero(t, stop())
+		require.False(t, h.pool.EndClaim([]*job{{}}, 0))
+		require.Nil(t, h.pool.BeginClaim(ctx))
+	})
+}
