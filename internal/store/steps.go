@@ -36,7 +36,9 @@ func (st *Steps) HasAny() bool { return st.any }
 
 // HasAdded reports whether the group adds steps of a task, which are not read before it has
 // persisted.
-func (st *Steps) HasAdded(id keys.ID) bool {
+func (st *Steps) HasAdded(id keys.ID) bool { return len(st.added) > 0 && st.hasAdded(id) }
+
+func (st *Steps) hasAdded(id keys.ID) bool {
 	_, ok := st.added[id]
 	return ok
 }
@@ -128,5 +130,7 @@ func readSteps(it *pebble.Iterator, id keys.ID, note func(bytes int)) (steps []r
 // Close ends the use of the store for this group.
 func (st *Steps) Close() {
 	st.reader.Close()
-	clear(st.added)
+	if len(st.added) > 0 {
+		clear(st.added)
+	}
 }
