@@ -75,7 +75,7 @@ func TestCheckIdentity(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, f < Format, old)
 	}
-	for _, other := range []string{"codeq 6 id 1/2", "codeq 9 id 1/2", "codeq 7 id 0/2", "codeq 7 other 1/2", ""} {
+	for _, other := range []string{"codeq 6 id 1/2", fmt.Sprintf("codeq %d id 1/2", Format+1), "codeq 7 id 0/2", "codeq 7 other 1/2", ""} {
 		_, err := m.CheckIdentity(1, []byte(other))
 		require.ErrorIs(t, err, base.ErrCorrupt)
 	}
