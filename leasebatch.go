@@ -285,12 +285,12 @@ type leaseOps struct {
 // inbox: it is never put off, as it writes nothing itself.
 func (b *leaseOps) resolve(s *shard) {
 	b.left = len(b.ops)
-	u := &s.undecided
-	u.taken = slices.Grow(u.taken, b.left)
+	ops := make([]operation, b.left)
 	for i, op := range b.ops {
 		op.base().reply = func(err error) { b.answer(op, err) }
-		u.taken = slices.Insert(u.taken, u.cursor+i, operation(op))
+		ops[i] = op
 	}
+	s.undecided.taken = slices.Insert(s.undecided.taken, s.undecided.cursor, ops...)
 }
 
 // answer keeps the outcome of an operation. The last one settles the whole.

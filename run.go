@@ -408,13 +408,9 @@ func (r *runner) Do(w *worker, g engine.Grant) {
 	}
 	f := &taskContext{runner: r}
 	l := &f.lease
-	steps, err := decodeGrant(&g, l)
-	if err != nil {
+	if err := f.decode(&g); err != nil {
 		r.report(&Lease{ID: g.Receipt.ID, Receipt: receiptOf(g.Receipt)}, base.Prefixed(err))
 		return
-	}
-	if steps > 0 {
-		f.rareParts().steps.loaded = false
 	}
 	f.Begin(l.Timeout)
 	if !w.Own(f) {

@@ -125,13 +125,9 @@ func (r *runner) joinBatches(grants []engine.Grant) (jobs []engine.Grant) {
 		}
 		f := &tasks[i]
 		f.runner, f.waited = r, g.Wait
-		steps, err := decodeGrant(&g, &f.lease)
-		if err != nil {
+		if err := f.decode(&g); err != nil {
 			r.report(&Lease{ID: g.Receipt.ID, Receipt: receiptOf(g.Receipt)}, base.Prefixed(err))
 			continue
-		}
-		if steps > 0 {
-			f.rareParts().steps.loaded = false
 		}
 		joining, of = append(joining, joiningTask{Key: batchKey{queue: g.Queue}, Max: h.Max, Job: g.Receipt, Task: f}), append(of, g)
 	}

@@ -344,8 +344,7 @@ func (s *stepLog) verdict(failed *failure, log *slog.Logger) *failure {
 		l := &s.of.lease
 		log.Warn("handler has not returned the error of its step, which decides", "task", l.ID, "queue", l.Queue, "err", s.endErr)
 	}
-	end := &failure{s.endErr, *s.end, VerdictOf(s.endErr)}
-	return end
+	return &failure{s.endErr, *s.end, VerdictOf(s.endErr)}
 }
 
 // isError is errors.Is for a handler's error, whose methods may panic.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"codeq/internal/call"
+	"codeq/internal/engine"
 	"codeq/internal/record"
 	"codeq/internal/workerpool"
 )
@@ -29,6 +30,16 @@ type taskContext struct {
 type rareParts struct {
 	logger atomic.Pointer[slog.Logger] // nil: not used yet
 	steps  stepLog
+}
+
+// decode decodes the lease of the task. The steps of earlier runs are read when the handler comes
+// to its first one.
+func (c *taskContext) decode(g *engine.Grant) error {
+	steps, err := decodeGrant(g, &c.lease)
+	if steps > 0 {
+		c.rareParts().steps.loaded = false
+	}
+	return err
 }
 
 // rareParts returns the parts, and makes them first if there are none.
