@@ -52,17 +52,75 @@ func awaitBy(ctx context.Context, b backend, id ID, shards int) (*engine.Outcome
 	return &op.Outcome, err
 }
 
-// await asks the shard's leader, as ever; an end
-// of the task that a leader has stored, and did not live to tell, is in the log.
-func (n *node) await(ctx context.Context, id ID) (*engine.Outcome, error) {
-	r := n.queue.replicas[n.queue.shardOf(id)]
-	if err := n.Insist(ctx, func() error { return n.want(ctx, engine.WantOutcomes) }); err != nil {
+// endOfTask waits for the end of a task that was produced for it. It is called once, with an ended
+// ctx if nobody waits any more.
+type endOfTask func(ctx context.Context) (*engine.Outcome, error)
+
+// call is backend.call.
+func (q *standalone) call(ctx context.Context, shard int, op *produceOp) (endOfTask, error) {
+	ends := &awaitOp{completion: newCompletion(callAwait)}
+	op.ends = ends
+	if _, err := q.do(ctx, shard, op); err != nil || len(op.Duplicates) > 0 {
+		ends.GiveUp()
 		return nil, err
 	}
-	defer n.interests.Release(engine.WantOutcomes)
+	return func(ctx context.Context) (*engine.Outcome, error) {
+		settled, err := ends.wait(ctx, nil)
+		if !settled {
+			ends.GiveUp()
+			return nil, base.EndOf(ctx)
+		}
+		return orNil(&ends.Outcome, err)
+	}, nil
+}
+
+// await asks the shard's leader, as ever, and listens.
+func (n *node) await(ctx context.Context, id ID) (*engine.Outcome, error) {
+	if err := n.Insist(ctx, func() error { return n.interests.Keep(ctx, engine.WantOutcomes) }); err != nil {
+		return nil, err
+	}
+	return n.listen(n.queue.shardOf(id)).wait(ctx, id)
+}
+
+// call is backend.call. The node listens also for a task of which it does not know the ID yet: the
+// commit of the produce has it under the number of the call.
+func (n *node) call(ctx context.Context, shard int, op *produceOp) (endOfTask, error) {
+	if err := n.interests.Keep(n.begin(ctx), engine.WantOutcomes); err != nil {
+		return nil, err
+	}
+	l := n.listen(shard)
+	op.hears = &l.Listener
+	if _, err := n.produce(ctx, shard, op); err != nil || len(op.Duplicates) > 0 {
+		l.leave()
+		return nil, err
+	}
+	id := op.IDs[0]
+	return func(ctx context.Context) (*engine.Outcome, error) { return l.wait(ctx, id) }, nil
+}
+
+// listener is a caller on a node that waits for the end of a task of a shard.
+type listener struct {
+	entries.Listener
+	node    *node
+	replica *replica
+}
+
+// listen makes a listener. REQUIRES: the node wants outcomes. leave, or wait, gives that up.
+func (n *node) listen(shard int) *listener {
+	return &listener{node: n, replica: n.queue.replicas[shard]}
+}
+
+func (l *listener) leave() *engine.Outcome {
+	l.node.interests.Release(engine.WantOutcomes)
+	return l.replica.awaits.Leave(&l.Listener)
+}
+
+// wait asks the shard's leader; a stored end of the task that no leader has told is in the log.
+func (l *listener) wait(ctx context.Context, id ID) (*engine.Outcome, error) {
+	n, r := l.node, l.replica
 	asking, heard := context.WithCancel(ctx)
 	defer heard()
-	w := r.awaits.Listen(id, heard)
+	r.awaits.Listen(id, &l.Listener, heard)
 	op := &awaitOp{completion: newCompletion(callAwait), Await: entries.Await{ID: id}}
 	settled, err := n.do(asking, r.index, op)
 	if !settled {
@@ -71,7 +129,7 @@ func (n *node) await(ctx context.Context, id ID) (*engine.Outcome, error) {
 	if errors.Is(err, ErrNotFound) { // perhaps this replica has yet to apply how it ended
 		_ = n.Insist(asking, func() error { return n.catchUp(asking, r) }) // if it cannot, nothing more will be heard
 	}
-	switch o := r.awaits.Leave(id, w); {
+	switch o := l.leave(); {
 	case o != nil:
 		return o, nil
 	case !settled || ctx.Err() != nil:
@@ -112,14 +170,19 @@ type awaitOp struct {
 func (op *awaitOp) resolve(s *shard) {
 	o, v, err := s.rules.Outcome(op.ID, true)
 	if o == nil && v == engine.Decided && err == nil && s.rules.Broken == nil {
-		s.awaits.Add(op.ID, op)
-		s.rules.Want(engine.WantOutcomes)
+		op.begin(s)
 		return
 	}
 	if o != nil {
 		op.Outcome = *o
 	}
 	s.conclude(op, &op.completion, v, err)
+}
+
+// begin makes the operation wait for the end of a task that has not ended.
+func (op *awaitOp) begin(s *shard) {
+	s.awaits.Add(op.ID, op)
+	s.rules.Want(engine.WantOutcomes)
 }
 
 func (op *awaitOp) abandon(*shard) { op.GiveUp() }

@@ -11,15 +11,12 @@ import (
 
 // BatchOptions are the options of [HandleBatch]. A zero field means its documented default.
 type BatchOptions struct {
-	// Max is how many tasks a batch has at the most, up to [Limits.Batch]. Default: 100.
-	Max int
-	// Linger is how long a batch waits for more tasks after its first one was claimed, up to a
-	// minute, and less than a third of [RunOptions.LeaseFor]. Default 0: it takes those that are
-	// ready.
+	Max int // how many tasks a batch has at the most, up to [Limits.Batch]. Default: 100.
+	// Linger is how long a batch waits for more tasks after its first claim, up to a minute, and
+	// less than a third of [RunOptions.LeaseFor]. Default 0: it takes those that are ready.
 	Linger time.Duration
-	// By groups the tasks: those of a batch have the same value, as with [ByTenant] and
-	// [ByLimitKey]. It must return quickly, since claims wait for it, and must only read the lease.
-	// If it panics, the attempt of the task has failed. Default: nil, one group.
+	// By groups the tasks: a batch has those of one value, as with [ByTenant] and [ByLimitKey].
+	// Claims wait for it. It must only read; a panic fails the attempt. Default: one group.
 	By func(l *Lease) string
 }
 
@@ -31,28 +28,23 @@ func ByLimitKey(l *Lease) string { return l.LimitKey }
 
 const defaultBatch, maxLinger = 100, time.Minute
 
-// HandleBatch registers a handler that works on many tasks of a queue at once: a batch, which takes
-// one place of [RunOptions].Concurrency. A task with which no other is ready is a batch of its own,
-// after [BatchOptions].Linger.
+// HandleBatch registers a handler of many tasks of a queue at once: a batch, which takes one place
+// of [RunOptions].Concurrency. A task alone is a batch of its own after [BatchOptions].Linger.
 //
-// The handler returns nil, or an error for each job, at its index: each is a verdict as in
-// [Handle], and each task ends as that says, whatever the others do. If the handler panics, or
-// returns another number of errors, the attempts of all have failed. A payload that cannot be
-// decoded makes a dead letter of its task alone: the handler does not get it. SetResult and
-// FollowUp work for each [Job].
+// The handler returns nil, or an error for each job, at its index: a verdict as in [Handle], for
+// its task alone. A panic, or another number of errors, fails the attempts of all. A task with a
+// payload that cannot be decoded is no job, but a dead letter. SetResult and FollowUp work.
 //
 // [Queue.Run] renews the leases of all tasks, also while a batch waits for more. [Job.Context] ends
-// with its task, as the context of a handler of one does: a task that is canceled, or has lost its
-// lease, leaves the batch to the others, and its error has no effect. The ctx of the handler ends
-// when all tasks are lost, when [Queue.Run] ends, or at the earliest of the tasks' Timeouts. It is
-// that of no task: [LeaseFrom], [ReportProgress] and [SetMetadata] need the one of a job. At the
-// end of Run, tasks of batches that have not begun are given back, and no attempt counts.
+// with its task, as when it is canceled or has lost its lease: the batch goes on for the others,
+// and the error of that task has no effect. The handler's ctx ends when all tasks are lost, when
+// Run ends, or at the earliest Timeout. It is that of no task: [LeaseFrom], [ReportProgress] and
+// [SetMetadata] need a job's. At the end of Run, waiting batches are given back for no attempt.
 //
-// While a batch is filled, tasks of other groups may be claimed, which wait for a place: no more
-// are claimed when four times Max of a Run wait. A [Mux] with batches has no [Middleware], which
-// wraps handlers of one task: [Queue.Run] refuses both, and an invalid option, with an
-// [InvalidError].
-func HandleBatch[T any](m *Mux, queue string, o BatchOptions, h func(context.Context, []*Job[T]) []error, opts ...PayloadOption) {
+// Tasks of other groups may be claimed meanwhile, and wait: in a Run, up to four times Max. A [Mux]
+// with batches has no [Middleware], which wraps handlers of one task: Run refuses both, and an
+// invalid option, with an [InvalidError]. Tasks with a [Task.Kind] are left to [HandleKind].
+func HandleBatch[T any](m *Mux, queue string, o BatchOptions, h func(context.Context, []*Job[T]) []error, opts ...HandlerOption) {
 	enc := m.check("HandleBatch", queue, h == nil, opts)
 	if o.Linger < 0 || o.Linger > maxLinger {
 		m.refuse(&InvalidError{"BatchOptions.Linger of queue " + strconv.Quote(queue), o.Linger, fmt.Sprint("0 to ", maxLinger)})
@@ -93,7 +85,6 @@ func HandleBatch[T any](m *Mux, queue string, o BatchOptions, h func(context.Con
 	}}
 }
 
-// errTakesBatches is of a programming error of codeq.
 var errTakesBatches = errors.New("codeq: a batch handler was called for one task")
 
 // batchHandler is the handler of a queue that takes batches. call returns an error for each task.
@@ -113,16 +104,14 @@ func (h *batchHandler) check(queue string, o *RunOptions, l *Limits) error {
 	return nil
 }
 
-// decodeContained is decode; a panic of the codec is an error.
 func (j *Job[T]) decodeContained() (err error) {
 	defer recovered(&err)
 	return j.decode()
 }
 
-// Context returns the context of the job's task: it ends with the task, and [LeaseFrom],
-// [LoggerFrom], [ReportProgress] and [SetMetadata] take it. In a handler of [HandleBatch] each job
-// has its own; that of a [Handle] handler is the parent of the handler's ctx. For a Job that none
-// of the two has made it is [context.Background].
+// Context returns the context of the job's task, which ends with it; [LeaseFrom], [LoggerFrom],
+// [ReportProgress] and [SetMetadata] take it. It is the parent of a [Handle] handler's ctx, or one
+// for each job of [HandleBatch]; for a Job made by neither it is [context.Background].
 func (j *Job[T]) Context() context.Context {
 	if !j.isMade() {
 		return context.Background()
@@ -130,17 +119,14 @@ func (j *Job[T]) Context() context.Context {
 	return j.taskCtx
 }
 
-// batchContextKey is the key under which a batch is a value of its context.
 type batchContextKey struct{}
 
 // loggerOfBatch is LoggerFrom for a context that is that of no task.
 func loggerOfBatch(ctx context.Context) *slog.Logger {
-	if ctx == nil {
-		return silence
+	if ctx != nil {
+		if b, ok := ctx.Value(batchContextKey{}).(*taskBatch); ok {
+			return b.runner.queue.opts.Logger.With("queue", b.Key.queue, "tasks", len(b.tasks))
+		}
 	}
-	b, ok := ctx.Value(batchContextKey{}).(*taskBatch)
-	if !ok {
-		return silence
-	}
-	return b.runner.queue.opts.Logger.With("queue", b.Key.queue, "tasks", len(b.tasks))
+	return silence
 }

@@ -22,43 +22,33 @@ import (
 )
 
 // Claim leases the next ready task of the requested queues, and waits for one if there is none. The
-// lease is stored before Claim returns: if the worker or the process dies with the task, an attempt
-// is used up.
+// lease is stored before Claim returns: if the worker or the process dies, an attempt is used up.
 //
 // Within a queue the order is: higher priorities first, tenants in turn, and for each tenant the
 // task that has been ready for longest. With several shards, a claim goes to the shard with the
-// highest priority: if several have it, to the shard with the oldest task or, if the tasks are of
-// several tenants, to one that is drawn, where the tenants take turns. Each tenant has its share
-// over all shards of the process (in a cluster: those that the node leads), however its tasks lie
-// in them; [Settings.TenantWeights] says how. A claim that waits gets the first task that becomes
-// ready in any shard. Where [Settings].Concurrency or Rate keeps claims waiting, each place that
-// becomes free goes to the shard that a new claim would choose.
+// highest priority; of several, to the one with the oldest task, or, if their tasks are of several
+// tenants, to one that is drawn by their shares over all shards of the process (in a cluster: that
+// the node leads); see [Settings.TenantWeights]. A claim that waits gets the first task that
+// becomes ready in any shard. A place that becomes free under [Settings].Concurrency or Rate goes
+// to the shard that a new claim would choose.
 //
-// A claim knows the tasks from the last commit of each shard: of claims that are made at the same
-// time some may get a task before a more urgent, or an older, one. The strict order of
-// queues holds across shards for the first 16 queues. If req has Weights, a claim draws a queue by
-// them, among those that have ready tasks in any shard of the process; of more than 16 queues, in
-// 16 draws at the most. In that queue only the order of priorities holds.
+// A claim knows the tasks as of each shard's last commit: of simultaneous claims some may get a
+// task before a more urgent or older one. The strict order of queues holds across shards for the
+// first 16 queues. With Weights, a claim draws a queue by them, among those with ready tasks in any
+// shard of the process (of more than 16, in 16 draws at the most); in it only priorities count.
 //
 // A task keeps its place when its lease expires for the first time, or ends because the process
-// restarts. When its lease expires again it goes behind the others of its lane (a queue, tenant and
-// priority), so that a task that hangs its workers does not delay the others. [Queue.RedriveDead]
-// resets this.
-//
-// Claim returns [ErrEmpty] if req.NoWait is set and no task is ready, the error of ctx if ctx ends
-// first, [ErrClosed] when the queue is closed, and [ErrNotLeader] when the node has been removed
-// from its cluster; in a cluster it waits for leaders otherwise. ErrEmpty is linearizable, with and
-// without a cluster: each shard, at a moment of its own during the call, had no ready task that
-// could be claimed.
+// restarts. At a further expiry it goes behind its lane (a queue, tenant and priority), so that one
+// that hangs its workers does not delay the others. [Queue.RedriveDead] resets this.
 //
 // Claim is safe for concurrent use. Waiting claims are served first come, first served; those with
 // the same list of more than 16 queues have a line of their own, and the lines take turns. In a
-// cluster, claims of the node that leads the shard come before those of other nodes. If a node is
-// lost while its claim is answered, the tasks of the claim wait until the lease has expired; a
-// claim that is tried again then may return ErrEmpty.
+// cluster a claim waits for leaders; claims on a shard's leader come first. If a node is lost while
+// its claim is answered, the claim's tasks wait until the lease has expired. ErrEmpty is
+// linearizable: each shard, at a moment during the call, had no task to claim.
 //
-// Errors: [ErrInvalid], [ErrEmpty], [ErrDiskFull] (with NoWait), [ErrUncertain], [ErrFailed],
-// [ErrNotLeader], [ErrCorrupt], [ErrClosed], and that of ctx.
+// Errors: [ErrInvalid], [ErrEmpty] (with NoWait), [ErrDiskFull] (with NoWait), [ErrUncertain],
+// [ErrFailed], [ErrNotLeader] (the node was removed), [ErrCorrupt], [ErrClosed], and that of ctx.
 func (q *Queue) Claim(ctx context.Context, req ClaimRequest) (_ *Lease, err error) {
 	defer public(&err)
 	req.Max = 1
@@ -70,14 +60,12 @@ func (q *Queue) Claim(ctx context.Context, req ClaimRequest) (_ *Lease, err erro
 	return leaseOf(&op.Grants[0])
 }
 
-// ClaimBatch is [Queue.Claim] for up to req.Max tasks at once. It returns as soon as there is one,
-// with as many as are ready in one shard: of the first queue, then of the queues that follow. It
-// returns fewer if another shard has more urgent ones, if the next ones have to be read from disk
-// first, as soon after [Open] or in a long backlog, or if the next one, with its headers, would
-// exceed [Limits.BatchBytes].
+// ClaimBatch is [Queue.Claim] for up to req.Max tasks. It returns as soon as there is one, with as
+// many as are ready in one shard: of the first queue, then of those that follow. They are fewer if
+// another shard has more urgent ones, if the next must be read from disk first, as soon after
+// [Open] or in a long backlog, or if the next, with its headers, would exceed [Limits.BatchBytes].
 //
-// Errors: [ErrInvalid], [ErrEmpty], [ErrDiskFull] (with NoWait), [ErrUncertain], [ErrFailed],
-// [ErrNotLeader], [ErrCorrupt], [ErrClosed], and that of ctx.
+// Errors: those of Claim, such as [ErrEmpty], and that of ctx.
 func (q *Queue) ClaimBatch(ctx context.Context, req ClaimRequest) (_ []*Lease, err error) {
 	defer public(&err)
 	op, err := q.claim(ctx, &req, nil)
@@ -94,8 +82,7 @@ func (q *Queue) ClaimBatch(ctx context.Context, req ClaimRequest) (_ []*Lease, e
 	return leases, nil
 }
 
-// claim returns an operation with at least one grant; the caller unrefs it. r is the Run that
-// claims; nil: another caller.
+// claim returns an operation with a grant at least; the caller unrefs it. r: the Run that claims.
 func (q *Queue) claim(ctx context.Context, req *ClaimRequest, r *runner) (*claimOp, error) {
 	if r == nil { // otherwise Run has checked it
 		if err := q.checkCall(ctx); err != nil {
@@ -265,8 +252,7 @@ type claimOp struct {
 	refs    atomic.Int32 // held by the caller, and by the inbox or list that contains it
 }
 
-// unref gives up a reference; the last one recycles the operation. If the caller has given up,
-// nothing was sent to done.
+// unref gives up a reference; the last one recycles the operation: done is empty then.
 func (op *claimOp) unref() {
 	if op.refs.Add(-1) > 0 || op.Remote {
 		return
@@ -277,8 +263,7 @@ func (op *claimOp) unref() {
 	op.pool.Put(op)
 }
 
-// Finish settles the claim. It drops the grants of a claim of another node, which are encoded by
-// then, since its tickets may stay in memory for a while.
+// Finish settles the claim, and drops the grants for another node, as its tickets may stay.
 func (op *claimOp) Finish(err error) {
 	made := op.reply != nil // for one call; otherwise the caller may recycle it
 	op.completion.settle(err)
@@ -287,8 +272,7 @@ func (op *claimOp) Finish(err error) {
 	}
 }
 
-// settle settles the claim, or passes it to the next shard: this one has confirmed that it had no
-// task.
+// settle settles the claim, or passes it to the next shard: this one has confirmed to have no task.
 func (op *claimOp) settle(err error) {
 	next := op.onward
 	if next == nil {
@@ -308,7 +292,6 @@ func (op *claimOp) visit(next *shard) {
 	}
 }
 
-// resolve serves the claim, or keeps it waiting here and sends it on.
 func (op *claimOp) resolve(s *shard) {
 	if op.IsTaken() {
 		op.unref()
@@ -326,7 +309,7 @@ func (op *claimOp) resolve(s *shard) {
 	case dispatch.Done:
 		op.unref()
 	case dispatch.Pending:
-		s.undecided.deferred = append(s.undecided.deferred, op)
+		s.undecided.Defer(op)
 	case dispatch.Nothing:
 		op.toNextShard(s)
 	}
@@ -340,8 +323,7 @@ func (op *claimOp) try(s *shard) dispatch.Outcome {
 	return outcome
 }
 
-// maxSends bounds how often a claim is sent to another shard: the task that this shard has
-// published may be gone.
+// maxSends bounds how often a claim is sent to another shard: the published task may be gone.
 const maxSends = 8
 
 // sendOn passes a claim to the shard that has a more urgent task. It returns false if that shard
@@ -360,7 +342,6 @@ func (op *claimOp) sendOn() bool {
 	return false
 }
 
-// claimShard returns the shard at which a claim begins.
 func (q *Queue) claimShard(op *claimOp) int {
 	if i := q.heads.Begin(&op.Claim); i >= 0 {
 		return i
@@ -368,7 +349,6 @@ func (q *Queue) claimShard(op *claimOp) int {
 	return q.anyShard()
 }
 
-// claimShardOf is claimShard for the shards that this node leads.
 func (q *Queue) claimShardOf(op *claimOp, led []*shard) int {
 	if i := q.heads.Begin(&op.Claim); i >= 0 {
 		if at := slices.IndexFunc(led, func(s *shard) bool { return s.index == i }); at >= 0 {
@@ -400,7 +380,6 @@ func (op *claimOp) toNextShard(s *shard) {
 	op.unref()
 }
 
-// next returns the shard that a claim visits next; nil if it has visited the last.
 func (op *claimOp) next() *shard {
 	if op.visited++; op.visited >= len(op.shards) {
 		return nil
@@ -408,7 +387,6 @@ func (op *claimOp) next() *shard {
 	return op.shards[(op.begin+op.visited)%len(op.shards)]
 }
 
-// hasVisited reports whether a claim has visited a shard, and so waits in it.
 func (op *claimOp) hasVisited(s *shard) bool {
 	n := len(op.shards)
 	at := slices.Index(op.shards, s)
@@ -471,30 +449,37 @@ func (op *claimOp) noRoom(s *shard) {
 	op.toNextShard(s)
 }
 
-// leaseOf decodes a grant into a new Lease.
 func leaseOf(g *engine.Grant) (*Lease, error) {
 	l := new(Lease)
 	_, err := decodeGrant(g, l)
+	l.Timeout = cmp.Or(l.Timeout, record.Duration(g.Timeout))
 	return l, err
 }
 
-// decodeGrant decodes a grant into l. steps is how many steps of the task are finished.
-func decodeGrant(g *engine.Grant, l *Lease) (steps uint32, err error) {
+// grantRest is what few grants have beside their lease.
+type grantRest struct {
+	beside bool // it may have steps or cursors
+	logs   []record.LogLine
+}
+
+// decodeGrant decodes a grant into l, without the Timeout of a policy.
+func decodeGrant(g *engine.Grant, l *Lease) (rest grantRest, err error) {
 	l.ID, l.Receipt = g.Receipt.ID, receiptOf(g.Receipt)
 	l.Attempt = int(g.Attempt)
 	l.Deadline = msTime(g.Deadline)
 	if payload, ok := record.Plain(g.Rec); ok {
 		l.Queue, l.Tenant, l.Priority = g.Queue, g.Tenant, int(g.Priority)
 		l.Payload = payload
-		return 0, nil
+		return rest, nil
 	}
 	rec, err := record.Decode(g.Rec)
 	if err != nil {
-		return 0, fmt.Errorf("%w: task %s: %w", ErrCorrupt, g.Receipt.ID, err)
+		return rest, fmt.Errorf("%w: task %s: %w", ErrCorrupt, g.Receipt.ID, err)
 	}
 	l.Task, l.LastError = task(*g.LaneKey, &rec), rec.Error
 	if rec.Notes != nil {
-		l.Metadata = rec.Notes.Metadata
+		l.Metadata, rest.logs = rec.Notes.Metadata, rec.Notes.Logs
 	}
-	return rec.Steps, nil
+	rest.beside = rec.Steps > 0 || rec.Beside != 0
+	return rest, nil
 }

@@ -250,6 +250,7 @@ func TestWaitersOfUnknownQueues(t *testing.T) {
 // TestServedClaimsLeaveQuietQueues: a claim waits for several queues, and one of them serves it.
 // The other queues forget the claim, even if no further claim asks them.
 func TestServedClaimsLeaveQuietQueues(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	for _, shards := range []int{1, 3} {
 		queuetest.Bubble(t, codeq.Options{Shards: shards}, func(t *testing.T, q *codeq.Queue) {
@@ -288,6 +289,7 @@ func TestServedClaimsLeaveQuietQueues(t *testing.T) {
 // TestServedClaimsOfListsLeaveNothing: the same holds after claims for long lists of queues. Such a
 // claim does not wait in the queues.
 func TestServedClaimsOfListsLeaveNothing(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	queuetest.Bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
 		one := queuetest.StartingAt(q, 0)

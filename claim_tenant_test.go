@@ -43,6 +43,7 @@ func TestTenantWeightsChanged(t *testing.T) {
 // TestTenantSharesOverShards: tenants get their shares of the claims of a queue, however their
 // tasks are distributed over the shards. The bounds are six standard deviations wide.
 func TestTenantSharesOverShards(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	everywhere := []int{0, 1, 2, 3}
 	for name, c := range map[string]struct {
 		weights map[string]int
@@ -119,6 +120,7 @@ func TestTenantSharesOverShards(t *testing.T) {
 // TestTenantSharesOneAtATime: a tenant that always has exactly one ready task gets the same share
 // as the others, and no more. The bounds are six standard deviations wide.
 func TestTenantSharesOneAtATime(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	for _, shards := range []int{1, 4} {
 		for name, task := range map[string]codeq.Task{

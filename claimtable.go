@@ -15,8 +15,7 @@ import (
 	"codeq/internal/engine"
 )
 
-// claimTable is the claims of this node that wait, in a cluster: how they get to the shards of all
-// nodes.
+// claimTable takes the claims of this node that wait, in a cluster, to the shards of all nodes.
 type claimTable struct {
 	*dispatch.ClaimLines
 	node *node
@@ -31,7 +30,6 @@ func newClaimTable(n *node) *claimTable {
 	return t
 }
 
-// claim is Queue.claim in a cluster.
 func (t *claimTable) claim(ctx context.Context, req *ClaimRequest, r *runner) (*claimOp, error) {
 	var patience base.Patience
 	var limit *base.Limit
@@ -87,8 +85,7 @@ func (t *claimTable) try(ctx context.Context, req *ClaimRequest, r *runner, limi
 	return op, err
 }
 
-// askAll asks the shards that other nodes lead, without waiting. This node has asked those that it
-// led.
+// askAll asks the shards of other nodes, without waiting. This node has asked those that it led.
 func (t *claimTable) askAll(ctx context.Context, req *ClaimRequest, r *runner, led []*shard, limit *base.Limit) (*claimOp, error) {
 	n := t.node
 	var unreached error
@@ -115,9 +112,9 @@ func (t *claimTable) askAll(ctx context.Context, req *ClaimRequest, r *runner, l
 	return nil, cmp.Or(unreached, ErrEmpty)
 }
 
-// add lists a claim that waits, unless it is listed. It takes over the caller's
-// reference. The claim comes to wait in the shards that this node leads by now and that it has
-// not visited: their leadership is new, or that of one before them has ended.
+// add lists a claim that waits, unless it is listed. It takes over the caller's reference. The
+// claim comes to wait in the shards that this node leads by now and that it has not visited: their
+// leadership is new, or that of one before them has ended.
 func (t *claimTable) add(op *claimOp) {
 	defer op.unref()
 	queues, list, added := t.Add(&op.Claim, &op.place)
@@ -135,7 +132,6 @@ func (t *claimTable) add(op *claimOp) {
 	}
 }
 
-// admit makes a claim that waits elsewhere wait in the shard, too.
 func (s *shard) admit(ticket dispatch.Ticket, queues []string, list *dispatch.List) {
 	op := &notice{of: &internalParks}
 	op.do = func(s *shard) {
@@ -150,7 +146,6 @@ func (s *shard) admit(ticket dispatch.Ticket, queues []string, list *dispatch.Li
 	_ = s.inbox.Pass(op) // or else the claim waits elsewhere
 }
 
-// claimHost is how the node asks others for tasks.
 type claimHost node
 
 func (h *claimHost) Watch(shard int) (elsewhere bool, change <-chan struct{}) {

@@ -20,71 +20,47 @@ import (
 	"codeq/internal/wire"
 )
 
-// Cluster makes a queue one of several nodes that hold the same tasks: each shard is a Raft group
-// (Ongaro and Ousterhout, "In Search of an Understandable Consensus Algorithm";
-// github.com/hashicorp/raft). Acknowledged changes are in the logs of a majority of the nodes, and
-// any node serves any call. Three nodes go on without one of them, five without two.
-//
-// [Options.Limits], [Options.LeaseFor], [Options.MaxAttempts], [Options.Backoff] and
-// [Options.Retention] are those of the node that leads a task's shard: give all nodes the same.
+// Cluster makes a queue one of several nodes with the same tasks: each shard is a Raft group
+// (Ongaro and Ousterhout, "In Search of an Understandable Consensus Algorithm"). Acknowledged
+// changes are in the logs of a majority; any node serves any call. The leader of a task's shard
+// decides by its [Options]: give all nodes the same.
 type Cluster struct {
-	// Node is this node's name, of 1 to 255 bytes of UTF-8, and that of its directory: a node that
-	// has lost its directory comes back under another name, and [Open] refuses an empty one. If the
-	// others do not answer Open within a quarter of HeartbeatTimeout, it succeeds, and calls and
-	// [Queue.Close] return that error once they have answered. Required.
+	// Node is the name of this node and its directory, 1 to 255 bytes of UTF-8. Required. After the
+	// loss of its directory a node needs a new one: [Open], or, if the others do not answer within
+	// a quarter of HeartbeatTimeout, later calls and [Queue.Close] refuse an empty directory.
 	Node string
-	// Listen is the address on which the other nodes reach this one, such as
-	// "10.0.0.1:7400". Required, unless Listener is given.
-	Listen string
-	// Listener is used in place of listening on Listen. The queue, or an [Open] that fails, closes
-	// it.
-	Listener net.Listener
-	// Advertise is the address that other nodes dial: a host and a port, such as "10.0.0.1:7400",
-	// of at most 300 bytes. Default: Listen, or the address of Listener.
-	Advertise string
-	// Peers are the first nodes of a new cluster, each with a name and an address of its own; this
-	// one may be among them or not. If they name no other node, a standalone queue, or a
-	// [Queue.Checkpoint], may be opened as the first node of a new cluster, with all that it has,
-	// and others join it. When they have been removed, and it is closed, the only node is opened
-	// without [Options.Cluster] as a standalone queue again. All nodes of a new cluster give the
-	// same, and it begins when all of them have been open at the same time. Once it has begun, the
-	// cluster itself knows its members, and Peers are where they may have moved ([Queue.AddNode]).
+	// Listen is where other nodes reach this one, such as "10.0.0.1:7400". Required, or Listener.
+	Listen    string
+	Listener  net.Listener // the queue, or an [Open] that fails, closes it
+	Advertise string       // host:port that other nodes dial, at most 300 bytes. Default: that of Listen or Listener.
+	// Peers are the first nodes of a new cluster, on all nodes the same, each with its own name and
+	// address, with or without this one. The cluster begins when all are open; then it knows its
+	// members, and Peers are where they may have moved ([Queue.AddNode]). Without other nodes, a
+	// standalone queue or a [Queue.Checkpoint] becomes the first node, with all that it has, and
+	// others join it. An only node, closed, opens without [Options.Cluster] as such a queue again.
 	Peers []Peer
-	// Join makes a new node part of the cluster of Peers, which exists already: [Open] asks them to
-	// add it, and returns when it votes. It asks each of them once, for 5 minutes at most: if less
-	// than half of them answer, and are of one cluster, Open returns an error that matches
-	// [ErrNotLeader]. Then Open waits as long as the node makes progress, by entries or bytes of
-	// files: after 5 minutes without any it returns an error that matches context.DeadlineExceeded.
-	// [Options.Shards] is that of the cluster. In a directory that was part of the cluster before,
-	// Join has no meaning.
+	// Join adds a new node to the existing cluster of Peers: [Open] asks each once, for 5 minutes
+	// at most, and returns when the node votes. [ErrNotLeader]: less than half answer, and are of
+	// one cluster. context.DeadlineExceeded: no progress (entries, bytes of files) for 5 minutes.
+	// [Options.Shards] is the cluster's. A directory that was part of it ignores Join.
 	Join bool
-	// TLS protects the connections between nodes. Both sides take their certificate from it, which
-	// has the node's name among its subject alternative names, as a DNS name or a URI. [Open] looks
-	// at Certificates, and asks GetCertificate and GetClientCertificate once. ClientAuth must be
-	// tls.RequireAndVerifyClientCert, unless AllowAnonymous is set; set RootCAs and ClientCAs to
-	// the authority of the nodes' certificates. ServerName, if it is empty, is the host that is
-	// dialed. Default: connections are neither encrypted nor authenticated, and anyone with access
-	// to the address may do anything.
-	TLS *tls.Config
-	// AllowAnonymous accepts nodes that show no certificate, or one that is not verified. By
-	// default TLS without mutual authentication is refused.
-	AllowAnonymous bool
-	// HeartbeatTimeout is how long a node waits for a word from its leader before a new one is
-	// elected: between one and two times as long. Default: 500 ms.
-	HeartbeatTimeout time.Duration
-	// ElectionTimeout bounds an election; then another one begins. Default: HeartbeatTimeout.
-	ElectionTimeout time.Duration
-	// CallTimeout is how long a call waits for a shard, if its ctx does not end before: a leader is
-	// missing, cannot be reached, or commits nothing. It waits longer only while the shard goes on,
-	// or a large message gets further. Calls that wait on purpose (claims without NoWait,
-	// [Queue.Await], [Queue.WaitIdle], [Queue.Run]) wait for leaders as long as their ctx, those
-	// that change the members so long. An operation that a leader has not committed for so long,
-	// and for StallAfter and twice ElectionTimeout, is uncertain. Default: 10 s.
+	// TLS protects the connections between nodes. Both sides show its certificate, with the node's
+	// name as an alternative name (DNS or URI); [Open] looks at Certificates, and asks
+	// GetCertificate and GetClientCertificate once. ClientAuth must be
+	// tls.RequireAndVerifyClientCert, unless AllowAnonymous; RootCAs and ClientCAs are the
+	// certificates' authority. Default of ServerName: the dialed host. Default: no protection:
+	// anyone who reaches the address may do anything.
+	TLS              *tls.Config
+	AllowAnonymous   bool          // accepts nodes without a verified certificate, which TLS refuses by default
+	HeartbeatTimeout time.Duration // without a word from its leader, once to twice, a node elects another. Default: 500 ms.
+	ElectionTimeout  time.Duration // bounds an election; then another one begins. Default: HeartbeatTimeout.
+	// CallTimeout is how long a call waits for a leader that commits; longer only while the shard,
+	// or a large message, goes on. Waiting claims, [Queue.Await], [Queue.WaitIdle], [Queue.Run] and
+	// changes of members wait as long as their ctx. Without a commit for this, StallAfter and twice
+	// ElectionTimeout, an operation is uncertain. Default: 10 s.
 	CallTimeout time.Duration
-	// LeaveOnClose makes [Queue.Close] remove the node from the cluster, for good, as
-	// [Queue.RemoveNode] does; Close returns the error if that is refused, such as for the last
-	// node. Nodes that are closed at one moment leave one after the other. By default a closed node
-	// stays a member, and is missed until it is back.
+	// LeaveOnClose makes [Queue.Close] call [Queue.RemoveNode], and return its error, as for the
+	// last node. By default a closed node stays a member, and is missed.
 	LeaveOnClose bool
 
 	private inspect.Private
@@ -96,7 +72,6 @@ type Peer struct {
 	Address string
 }
 
-// withDefaults returns a copy in which the zero fields have their defaults.
 func (c *Cluster) withDefaults() (*Cluster, error) {
 	o := *c
 	o.Peers, o.TLS = slices.Clone(o.Peers), o.TLS.Clone()
@@ -130,8 +105,7 @@ func (q *Queue) checkAddress(address string) error {
 	return nil
 }
 
-// checkOpen refuses an address at which something listens already, and for a node of no cluster yet
-// another address of it in Peers than the one that it advertises.
+// checkOpen refuses an address in use and, without a cluster yet, one that differs from Peers.
 func (c *Cluster) checkOpen(m *manifest.Manifest) error {
 	for _, p := range c.Peers {
 		if p.Node == c.Node && p.Address != c.Advertise && !c.Join && (m == nil || m.Cluster == "") {
@@ -144,20 +118,15 @@ func (c *Cluster) checkOpen(m *manifest.Manifest) error {
 	return nil
 }
 
-// AddNode makes a node part of the cluster: in the Raft group of every shard it first follows, and
-// votes when it has caught up. The node must be open, with [Cluster.Join] ([Open] then calls
-// AddNode) or with the Peers of this cluster; AddNode waits for it, and until it has caught up, as
-// long as ctx does not end, and logs why. A member that has another address now is added again.
-// ErrNotMember says that the cluster knows the name with another directory (see
-// [Queue.ReplaceNode]), that the node is of another cluster, that another node, or another server,
-// has the address, or that the node was removed: it may come back with an empty directory.
+// AddNode makes a node part of the cluster: in each shard it first follows, and votes when it has
+// caught up. The node must be open, with [Cluster.Join] ([Open] then calls AddNode) or with the
+// Peers of this cluster; AddNode waits for that as long as its ctx, and logs why. A member with a
+// new address is added again. ErrNotMember: the cluster knows the name with another directory (see
+// [Queue.ReplaceNode]), the node is of another cluster or was removed (it may return with an empty
+// directory), or another node or server has the address. Ask any node, and again after an error:
+// completed steps stay, and others may follow, until [Queue.RemoveNode].
 //
-// AddNode may be called on any node, and again if it has returned an error, such as that of ctx:
-// completed steps stay, and further ones may follow later, but not after a later
-// [Queue.RemoveNode].
-//
-// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotMember], [ErrShardCount], [ErrFormat],
-// [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
+// Errors: [ErrNotMember], [ErrShardCount], [ErrFormat], those of nodes ([Queue]), and that of ctx.
 func (q *Queue) AddNode(ctx context.Context, p Peer) (err error) {
 	defer public(&err)
 	if done, err := q.tellCluster(ctx, localsocket.AddNode, p, p.Node); done {
@@ -169,18 +138,15 @@ func (q *Queue) AddNode(ctx context.Context, p Peer) (err error) {
 	return q.node.Add(ctx, p.inner())
 }
 
-// RemoveNode takes a node out of the cluster, for good: the others refuse its directory from then
-// on (the cluster remembers a thousand removed names and directories). [Open] of that directory
-// does not ask them; the calls of the node say that it was removed, also when another directory has
-// its name by now. Its shards are transferred to other nodes first. It may be this node, or one
-// that is gone. Before anything is changed, the nodes that would be left are asked, for every
-// shard: [ErrNoMajority] says that a majority of them does not answer. [ErrNotMember] says that no
-// shard has a node of this name, or no longer, [ErrUncertain] that some shards may have it and
-// others not. RemoveNode may be called on any node, and again; concurrent removals run one after
-// the other.
+// RemoveNode takes a node out of the cluster for good, this one or one that is gone included: the
+// others refuse its directory from then on (they remember a thousand removed names and
+// directories). [Open] of it does not ask them; calls of the node say that it was removed, even if
+// another directory has its name by now. First the nodes that stay are asked, for every shard: if
+// less than a majority answers, nothing changes ([ErrNoMajority]); then its shards are transferred.
+// [ErrNotMember]: no shard has a node of this name. [ErrUncertain]: only some may have it. Ask any
+// node, and again; concurrent removals follow each other.
 //
-// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotMember], [ErrNoMajority], [ErrNotLeader],
-// [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
+// Errors: [ErrNotMember], [ErrNoMajority], those of nodes (see [Queue]), and that of ctx.
 func (q *Queue) RemoveNode(ctx context.Context, node string) (err error) {
 	defer public(&err)
 	if done, err := q.tellCluster(ctx, localsocket.RemoveNode, node, node); done {
@@ -190,14 +156,12 @@ func (q *Queue) RemoveNode(ctx context.Context, node string) (err error) {
 }
 
 // ReplaceNode adds a node and then removes another one, such as one that has lost its disk. The new
-// one has another name, and is no member yet: it is open with the Peers of this cluster, and
-// without [Cluster.Join]. If it is one, as after a ReplaceNode that has returned an error,
-// RemoveNode of the other one is left. Before anything is changed, the nodes are asked as by
-// [Queue.RemoveNode]. Concurrent replacements run one after the other, and wait until ctx ends;
-// also, for 20 ElectionTimeouts, after a change of the leader of shard 0.
+// one has another name, is no member yet, and is open with the Peers of this cluster, without
+// [Cluster.Join]. If it is a member, as after an error, call RemoveNode of the other. First the
+// nodes are asked as by [Queue.RemoveNode]. Concurrent replacements follow each other, as long as
+// their ctx; each waits until shard 0 has had its leader for 20 ElectionTimeouts.
 //
-// Errors: [ErrInvalid], [ErrNoCluster], [ErrNoMajority], [ErrNotMember], [ErrShardCount],
-// [ErrFormat], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
+// Errors: [ErrNoMajority], those of [Queue.AddNode] such as [ErrNotMember], and that of ctx.
 func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) (err error) {
 	defer public(&err)
 	if done, err := q.tellCluster(ctx, localsocket.ReplaceNode, replacement{old, p}, old, p.Node); done {
@@ -213,14 +177,11 @@ func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) (err error)
 	return err
 }
 
-// TransferLeadership makes a node the leader of a shard. The shard waits for a moment, and nothing
-// is lost. The shard stores the choice: other nodes lead it only while this one cannot.
-// TransferLeadership with "" as the node undoes it, so that the cluster spreads the leader again.
-// The error says why the node cannot lead now; the shard then stays, and may move later if the
-// error is not [ErrCannotLead].
+// TransferLeadership makes a node the leader of a shard, and loses nothing. The shard stores the
+// choice: others lead it only while this node cannot; "" undoes it. An error says why the node
+// cannot lead; the shard may still move later, but not after [ErrCannotLead].
 //
-// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotFound] (no member has this name), [ErrCannotLead],
-// [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
+// Errors: [ErrNotFound] (no member), [ErrCannotLead], those of nodes ([Queue]), and that of ctx.
 func (q *Queue) TransferLeadership(ctx context.Context, shard int, node string) (err error) {
 	defer public(&err)
 	if done, err := q.tellCluster(ctx, localsocket.Transfer, transfer{shard, node}, cmp.Or(node, "any")); done {
@@ -237,14 +198,12 @@ func (q *Queue) TransferLeadership(ctx context.Context, shard int, node string) 
 	return nil
 }
 
-// Drain hands over all shards that this node leads, and returns when it leads none, as before
-// maintenance. From then on it leads none while another node can, until [Queue.Undrain]: also when
-// it has been closed and opened again. A drained node votes, stores, forwards calls and runs
-// workers as ever. If no other node can lead a shard, Drain tries again for [Cluster.CallTimeout],
-// and then tells why ([ErrCannotLead]); the node stays drained, and goes on trying.
+// Drain hands over all shards that this node leads, as before maintenance, and returns when it
+// leads none. Until [Queue.Undrain], also over a restart, it leads only while no other node can; it
+// votes, stores, forwards calls and runs workers as ever. If no other can lead a shard, Drain tries
+// for [Cluster.CallTimeout], and tells why ([ErrCannotLead]); the drained node goes on trying.
 //
-// Errors: [ErrInvalid], [ErrNoCluster], [ErrCannotLead], [ErrNotLeader] (the node was removed),
-// [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
+// Errors: [ErrCannotLead], those of nodes (see [Queue]), and that of ctx.
 func (q *Queue) Drain(ctx context.Context) (err error) {
 	defer public(&err)
 	if done, err := q.tellCluster(ctx, localsocket.Drain, nil); done {
@@ -255,8 +214,7 @@ func (q *Queue) Drain(ctx context.Context) (err error) {
 
 // Undrain undoes [Queue.Drain]: after a while the node leads its share again.
 //
-// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotLeader] (the node was removed), [ErrFailed],
-// [ErrClosed], and that of ctx.
+// Errors: those of nodes (see [Queue]) but [ErrUncertain], and that of ctx.
 func (q *Queue) Undrain(ctx context.Context) (err error) {
 	defer public(&err)
 	if done, err := q.tellCluster(ctx, localsocket.Undrain, nil); done {
@@ -319,28 +277,21 @@ func (op *memberOp) Append(dst []byte) []byte {
 
 func (op *memberOp) Read(r *wire.Reader) { op.how, op.peer, op.former = cluster.ReadChange(r) }
 
-// RecoverCluster makes a node the only member of a new cluster, because a majority of its cluster
-// is lost for good, or may lack acknowledged changes ([ErrPowerLost]), or has diverged from the
-// node ([ErrDiverged]). Its directory must be closed; afterwards it is opened as ever. If several
-// nodes are left, recover one, the one that is furthest (by the larger of Applied and LastIndex of
-// its shards, see [ClusterStatus]), and make the others join it under new names with empty
-// directories ([Cluster.Join]): [Cluster.Peers] must name no other node. Nodes of the old cluster
-// that come back are refused; if they are a majority of it, they go on beside the new one,
-// independently of it. It can be called again if it fails, or its process ends. opts are those of
-// Open: [ErrShardCount] says that [Options.Shards] is neither 0 nor the number of the directory,
-// [ErrNotQueue] that there is no queue in it, [ErrNotMember] that it is of another node, of a
-// standalone queue, or of a node that was not part of a cluster yet; each before anything is
-// written.
+// RecoverCluster is the last resort (see docs/replication.md): it makes a node the only member of a
+// new cluster, because a majority is lost for good, may lack acknowledged changes ([ErrPowerLost]),
+// or has diverged from the node ([ErrDiverged]). The directory must be closed; opts are those of
+// Open, without another node in [Cluster.Peers]. Recover the node that is furthest (by the larger
+// of Applied and LastIndex, see [ClusterStatus]); others join it under new names, with empty
+// directories ([Cluster.Join]). Old nodes that come back are refused; a majority of them goes on
+// beside the new cluster. If it fails, or its process ends, call it again.
 //
-// It is the last resort. Acknowledged changes are in the logs of a majority; those that the node
-// lacks are gone, and uncommitted changes in its log count as acknowledged from then on. The
-// applied index decides: log entries that do not follow it are dropped. The records that its shards
-// keep of each other's tasks are derived from the tasks. A completion that the node lacks is
-// repeated. Warnings in the log ([Options.Logger]) list the messages between shards that are
-// missing, by their numbers: follow-ups that they would have produced are gone.
+// Acknowledged changes that the node lacks are gone, and lacking completions repeated; uncommitted
+// changes in its log count, but entries that do not follow the applied index are dropped. Warnings
+// ([Options.Logger]) list the missing messages between shards: their follow-ups are gone.
 //
-// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotQueue], [ErrNotMember], [ErrShardCount],
-// [ErrFailed], [ErrCorrupt], and those of [Open] about the directory.
+// Errors: before anything is written, [ErrInvalid], [ErrNoCluster], [ErrNotQueue], [ErrNotMember]
+// (it is of another node, a standalone queue, or a node of no cluster yet), [ErrShardCount] (not
+// that of [Options.Shards]) and those of [Open] about the directory; [ErrFailed], [ErrCorrupt].
 func RecoverCluster(dir string, opts *Options) (err error) {
 	defer public(&err)
 	if err := checkDir("RecoverCluster dir", dir); err != nil {
@@ -412,48 +363,31 @@ type ShardStatus struct {
 
 // ReplicaStatus is one node's replica of a shard.
 type ReplicaStatus struct {
-	Node    string
-	Address string
-	// ID is that of the node's directory. The shard identifies the node by it: an empty directory
-	// under the same name is another node.
-	ID string
-	// Voter is whether the node counts in majorities; a new one does not until it has caught up.
-	Voter bool
-	// Suspect is whether the node may lack changes that it had acknowledged (a power loss, an older
-	// copy). It does not count in majorities until it has been taken back.
-	Suspect bool `json:",omitempty"`
-	// LastError is why the node could not be asked; the fields below are zero then.
-	LastError string `json:",omitempty"`
-	// Drained is whether the node leads nothing while another one can ([Queue.Drain]).
-	Drained bool `json:",omitempty"`
-	// Serves is whether the shard's operations are resolved here.
-	Serves bool
-	// NewestFormat is the newest format that the node's version of codeq supports. A shard rises to
-	// the newest format of its leader when all of its nodes support that.
-	NewestFormat int
+	Node         string
+	Address      string
+	ID           string // of the directory, by which the shard identifies the node: an empty one is another node
+	Voter        bool   // whether the node counts in majorities; a new one does not until it has caught up
+	Suspect      bool   `json:",omitempty"` // whether it may lack acknowledged changes (power loss, older copy); no vote until taken back
+	LastError    string `json:",omitempty"` // why the node could not be asked; the fields below are zero then
+	Drained      bool   `json:",omitempty"` // whether it leads nothing while another node can ([Queue.Drain])
+	Serves       bool   // whether the shard's operations are resolved here
+	NewestFormat int    // the newest it supports; shards rise to their leader's when all nodes support it
 	Term         uint64
-	// LastIndex is the index of the last entry in its log, Committed of the last one that it knows
-	// to be in the logs of a majority, Applied of the last one in its store.
+	// LastIndex is the last entry in its log, Committed the last one that it knows to be in the
+	// logs of a majority, Applied the last one in its store.
 	LastIndex, Committed, Applied uint64
-	// Lag is how many entries the leader has applied and this node has not.
-	Lag uint64
-	// LastContact is the time since the leader's last message; 0 for the leader itself.
-	LastContact time.Duration
-	// ClockAhead is how far its wall clock is ahead of the median of those of the nodes that have
-	// answered, by half a message's round trip more or less.
-	ClockAhead time.Duration
-	// Stalled is for how long its log, or store of the shard, is stalled ([Options.StallAfter]).
-	Stalled time.Duration `json:",omitempty"`
+	Lag                           uint64        // how many entries the leader has applied and this node has not
+	LastContact                   time.Duration // the time since the leader's last message; 0 for the leader itself
+	ClockAhead                    time.Duration // how far its wall clock is ahead of the median of all, give or take half a round trip
+	Stalled                       time.Duration `json:",omitempty"` // how long its log, or store of the shard, is stalled ([Options.StallAfter])
+	FreeBytes, DiskBytes          int64         `json:",omitempty"` // of the disk of its node, free and in all, as measured last; 0: not known
 }
 
-// WaitReady waits until every shard has a leader that this node can call, as after [Open] or while
-// other nodes are started: other calls, but for those that wait on purpose, wait for a leader no
-// longer than [Cluster.CallTimeout]. It does not wait without a cluster, nor, once the node knows
-// that it was removed from its cluster. If ctx ends before, the error says why a shard cannot be
-// called.
+// WaitReady waits until every shard has a leader that this node can call, as after [Open]; other
+// calls wait for [Cluster.CallTimeout] at most. It does not wait without a cluster, or once the
+// node knows that it was removed. If ctx ends before, the error says why a shard cannot be called.
 //
-// Errors: [ErrInvalid], [ErrNotLeader] (the node was removed), [ErrFailed], [ErrClosed], and that
-// of ctx.
+// Errors: [ErrInvalid], [ErrNotLeader] (a removed node), [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) WaitReady(ctx context.Context) (err error) {
 	defer public(&err)
 	if done, err := q.tell(ctx, localsocket.Ready, nil, nil); done {

@@ -18,20 +18,11 @@ import (
 	"codeq/internal/owner"
 )
 
-// The commit pipeline of a shard:
-//
-//	sequence   callers append operations to the inbox
-//	resolve    the owner decides them one by one, and gathers their keys in a group
-//	persist    the group is committed once
-//	release    the callers of the group are woken
-//
-// Persist is one call and not a stage of its own goroutine: while a group persists the next one
-// gathers in the inbox, and resolve reads the whole history from disk, with no write under way.
-// With a second group in flight, resolve would need to know which of its reads are behind.
-//
-// The owner carries out the effects that the rules have collected: between two operations those
-// that later operations of the group need (follow), before the commit those that concern stored
-// data (sendAll), and after it the notifications (release).
+// The commit pipeline of a shard (docs/architecture/1-overview.md): callers append operations to
+// the inbox; the owner decides them one by one and gathers their keys in a group (resolve), commits
+// it once (persist), and wakes its callers (release). It carries out the effects that the rules
+// have collected: between two operations those that later ones of the group need (follow), before
+// the commit those that concern stored data (sendAll), and after it the notifications (release).
 
 // committer makes a batch durable. After an error it is unknown whether the batch was applied.
 type committer interface {
@@ -40,20 +31,13 @@ type committer interface {
 	Confirm() error
 }
 
-// undecided is the operations that a shard's owner has taken and not decided yet.
 type undecided struct {
-	taken    []operation // swapped with the inbox
-	cursor   int         // in taken: operations before it are resolved
-	deferred []operation // resolved again once disk, or memory, has the data they need
-	again    []operation // memory for the next deferred
-	retrying []operation // those of deferred that are about to be decided; nil: none
-	deciding operation   // nil: none
-	parked   []operation // wait for room on the disk
-	large    owner.Line[*produceOp]
-	barrier  *barrierOp // nothing else is decided before the owner has stood still for it; nil: none
+	owner.Undecided[operation]
+	large   owner.Line[*produceOp]
+	batches []*leaseOps // their operations come after those of other callers
+	barrier *barrierOp  // nothing else is decided before the owner has stood still for it; nil: none
 }
 
-// callers holds the decided operations of a group.
 type callers struct {
 	served   int         // number of operations in the last group
 	settled  []operation // woken when the group has persisted
@@ -71,7 +55,6 @@ func (c *callers) wake(op operation, err error) {
 	}
 }
 
-// wakeAll wakes all callers.
 func (c *callers) wakeAll(err error) {
 	if len(c.answered) > 0 {
 		for i, op := range c.answered {
@@ -88,14 +71,12 @@ func (c *callers) wakeAll(err error) {
 	c.settled, c.waking = c.settled[:0], nil
 }
 
-// waiters is the calls that wait for an event in a shard.
 type waiters struct {
 	awaits entries.Waiting[*awaitOp] // for the end of a task
 	idlers []*idleOp                 // for queues to become idle
 	takers entries.Lines[*takenOp]   // until another shard has taken messages
 }
 
-// waiting returns the calls.
 func (w *waiters) waiting() (all []operation) {
 	for _, op := range w.idlers {
 		all = append(all, op)
@@ -109,8 +90,7 @@ func (w *waiters) waiting() (all []operation) {
 	return all
 }
 
-// resolve decides the next group. Reads of ranges come first: before the first key of the group,
-// disk has the whole state.
+// resolve decides the next group. Reads of ranges come first, while disk has the whole state.
 func (s *shard) resolve() {
 	s.look()
 	s.note()
@@ -134,9 +114,8 @@ func (s *shard) resolve() {
 	s.answerAll()
 }
 
-// note completes what the rules need to know for the next group.
 func (s *shard) note() {
-	s.start.Reap = s.clock.Reapable(s.undecided.cursor < len(s.undecided.taken))
+	s.start.Reap = s.clock.Reapable(s.undecided.HasTaken())
 	s.start.Wanted = s.rules.Mail.Interested
 	if s.node == nil {
 		s.start.Wanted = s.hub.Wanted() | engine.WantCancels
@@ -149,7 +128,6 @@ func (s *shard) note() {
 	}
 }
 
-// keepUpAll does all upkeep that is due.
 func (s *shard) keepUpAll() {
 	own := s.permits.UpkeepsDue()
 	for _, done := range s.rules.KeepUp(s.upkeep.At, own) {
@@ -169,7 +147,6 @@ func (s *shard) keepUpAll() {
 	}
 }
 
-// upkeepKindOf maps the kinds of the engine's upkeep to those of the owner.
 var upkeepKindOf = [...]UpkeepKind{
 	engine.UpkeepTrim: UpkeepTrim, engine.UpkeepList: UpkeepList, engine.UpkeepPromote: UpkeepPromote,
 	engine.UpkeepFreeKeys: UpkeepFreeKeys, engine.UpkeepForget: UpkeepForget, engine.UpkeepWake: UpkeepWake,
@@ -177,58 +154,67 @@ var upkeepKindOf = [...]UpkeepKind{
 	engine.UpkeepReap: UpkeepReap, engine.UpkeepTicks: UpkeepTicks, engine.UpkeepTidy: UpkeepTidy,
 }
 
-// decideAll decides callers' operations: first the deferred, then the new ones, each with a time
-// budget of its own, so that both make progress.
+// batched returns the operations of batches that are not decided yet.
+func (u *undecided) batched() (ops []operation) {
+	for _, b := range u.batches {
+		for _, op := range b.ops[b.next:] {
+			ops = append(ops, op)
+		}
+	}
+	return ops
+}
+
+// decideAll decides callers' operations: first the deferred, then the new ones, then those of
+// batches, each with a time budget of its own, so that all make progress.
 func (s *shard) decideAll() {
-	if retry := s.undecided.deferred; len(retry) > 0 {
+	if s.undecided.HasDeferred() {
 		s.rules.BeginBudget(engine.CallerBudget, s.upkeep.At)
-		s.undecided.deferred = s.undecided.again[:0]
+		all, n := s.undecided.BeginRetry(), 0
 		s.rules.Judge(s.clock.Retry())
-		n := 0
-		s.undecided.retrying = retry
-		for ; n < len(retry) && s.mayDecide(n); n++ {
-			op := retry[n]
-			retry[n] = nil
-			s.decide(op)
+		for ; n < all && s.mayDecide(n); n++ {
+			s.decide(s.undecided.Retry(n))
 		}
-		s.undecided.retrying = nil
-		if n < len(retry) {
+		if s.undecided.EndRetry(n) {
 			s.clock.Defer(s.rules.Judged)
-			s.undecided.deferred = slices.Insert(s.undecided.deferred, 0, retry[n:]...) // ahead of those deferred just now
 		}
-		clear(retry)
-		s.undecided.again = retry[:0]
 		s.endUpkeep(UpkeepOperations)
 	}
-	if s.undecided.cursor < len(s.undecided.taken) {
+	if s.undecided.HasTaken() {
 		s.rules.BeginBudget(engine.CallerBudget, s.upkeep.At)
 		s.rules.Judge(s.clock.Taken())
-		for n := 0; n < s.opts.GroupCap && s.undecided.cursor < len(s.undecided.taken) && s.mayDecide(n); n++ {
-			op := s.undecided.taken[s.undecided.cursor]
-			s.undecided.taken[s.undecided.cursor] = nil
-			s.undecided.cursor++
-			if !s.putInLine(op) {
+		for n := 0; n < s.opts.GroupCap && s.undecided.HasTaken() && s.mayDecide(n); n++ {
+			if op := s.undecided.Next(); !s.putInLine(op) {
 				s.decide(op)
 			}
 		}
+	}
+	if len(s.undecided.batches) > 0 {
+		s.rules.BeginBudget(engine.CallerBudget, s.upkeep.At)
+	}
+	for n := 0; n < s.opts.GroupCap && len(s.undecided.batches) > 0 && s.mayDecide(n); n++ {
+		b := s.undecided.batches[0]
+		s.rules.Judge(b.judged)
+		op := b.ops[b.next]
+		if b.next++; b.next == len(b.ops) {
+			s.undecided.batches = slices.Delete(s.undecided.batches, 0, 1)
+		}
+		s.decide(op)
 	}
 	if s.undecided.barrier == nil {
 		s.decideLarge(s.callers.count() > 0)
 	}
 }
 
-// mayDecide reports whether the group may have an operation more, after n others.
 func (s *shard) mayDecide(n int) bool { return s.undecided.barrier == nil && s.rules.HasBudget(n) }
 
 // decide decides an operation, which is in the owner's hands meanwhile.
 func (s *shard) decide(op operation) {
-	s.undecided.deciding = op
+	s.undecided.Decide(op)
 	s.decideInRoom(op)
-	s.undecided.deciding = nil
+	s.undecided.Decide(nil)
 	s.follow()
 }
 
-// decideInRoom resolves an operation if there is room for its writes.
 func (s *shard) decideInRoom(op operation) {
 	if s.rules.HasRoom(engine.Roomy) || s.rules.HasRoom(op.verb().room(op)) {
 		op.resolve(s)
@@ -253,7 +239,6 @@ func (s *shard) checkCaller(call *keys.CallNumber) error {
 // largePart: a produce with records of at least groupBytes/largePart, 256 KiB, is large.
 const largePart = 4
 
-// recordBytes is the size of the records of the tasks.
 func (op *produceOp) recordBytes() (n int) {
 	for i := range op.Tasks {
 		n += len(op.Tasks[i].Rec)
@@ -261,7 +246,6 @@ func (op *produceOp) recordBytes() (n int) {
 	return n
 }
 
-// putInLine puts a produce in the line if it is large.
 func (s *shard) putInLine(op operation) bool {
 	p, ok := op.(*produceOp)
 	if !ok || p.recordBytes() < s.opts.private.GroupBytes/largePart {
@@ -296,7 +280,7 @@ func (s *shard) decideLarge(others bool) {
 // the operation has changed nothing yet.
 func (s *shard) deferOp(op operation) {
 	s.clock.Defer(s.rules.Judged)
-	s.undecided.deferred = append(s.undecided.deferred, op)
+	s.undecided.Defer(op)
 }
 
 // conclude wakes the caller of an operation that has been decided, and puts off any other.
@@ -314,7 +298,6 @@ func (s *shard) conclude(op operation, c *completion, v engine.Verdict, err erro
 	}
 }
 
-// refusal is an error of the rules for callers.
 func (s *shard) refusal(err error) error {
 	switch {
 	case err == nil:
@@ -335,7 +318,7 @@ func translated(err error) error {
 	var own, known error
 	switch {
 	case errors.As(err, &duplicate):
-		own, known = duplicate, &DuplicateError{Key: duplicate.Key, ID: duplicate.ID}
+		own, known = duplicate, &DuplicateError{Key: duplicate.Key, Signal: duplicate.Signal, ID: duplicate.ID}
 	case errors.As(err, &invalid):
 		own, known = invalid, &InvalidError{invalid.Field, invalid.Value, invalid.Limit}
 	}
@@ -345,7 +328,6 @@ func translated(err error) error {
 	return base.WithText(err.Error(), known) // with what failed
 }
 
-// settleAfterCommit wakes the caller of op when the group has persisted.
 func (s *shard) settleAfterCommit(op operation) {
 	if s.node != nil {
 		if r, ok := op.(request); ok && r.base().reply != nil {
@@ -356,7 +338,6 @@ func (s *shard) settleAfterCommit(op operation) {
 	s.callers.settled = append(s.callers.settled, op)
 }
 
-// follow carries out the effects that the rest of the group depends on.
 func (s *shard) follow() {
 	if len(s.rules.Effects.Freed) > 0 { // first: they are of the gates from before
 		s.claims.LeaveGates()
@@ -369,7 +350,6 @@ func (s *shard) follow() {
 	}
 }
 
-// followSettings applies new settings of queues to the claims.
 func (s *shard) followSettings() {
 	for i, r := range s.rules.Effects.Configured {
 		s.rules.Effects.Configured[i] = engine.Reconfigured{}
@@ -391,8 +371,7 @@ func (s *shard) sendAll() {
 	}
 }
 
-// answerAll answers calls that wait for tasks that the group has ended, or for queues that have
-// become idle.
+// answerAll answers calls that wait for tasks that have ended, or for queues that are idle now.
 func (s *shard) answerAll() {
 	if !s.awaits.IsEmpty() {
 		for i := range s.rules.Effects.Endings {
@@ -418,7 +397,6 @@ func (s *shard) answerAll() {
 	}
 }
 
-// collectServed settles the claims that have been served.
 func (s *shard) collectServed() {
 	for i, served := range s.claims.Served {
 		s.claims.Served[i] = dispatch.Served{}
@@ -435,7 +413,6 @@ func (s *shard) collectServed() {
 	s.claims.Served = s.claims.Served[:0]
 }
 
-// persist commits the group.
 func (s *shard) persist() error {
 	s.rules.Seal()
 	s.endUpkeep(UpkeepSeal)
@@ -454,7 +431,6 @@ func (s *shard) persist() error {
 	return err
 }
 
-// release wakes the callers and empties the group.
 func (s *shard) release(err error) {
 	if err == nil {
 		if s.node == nil { // otherwise the log tells
@@ -479,8 +455,7 @@ func (s *shard) tell() {
 	}
 }
 
-// observe reports the commit and its changes to the observer. REQUIRES: there is an observer, and
-// the group has persisted.
+// observe reports the commit to the observer. REQUIRES: there is one, and the group has persisted.
 func (s *shard) observe() {
 	o := s.opts.teller.Begin()
 	for i := range s.rules.Effects.Counted {
@@ -493,8 +468,7 @@ func (s *shard) observe() {
 	s.opts.teller.End(o.isFull())
 }
 
-// showAll publishes the next tasks to claim to other shards. REQUIRES: the group is empty, so that
-// everything published is on disk.
+// showAll shows other shards the next tasks to claim. REQUIRES: the group is empty: all is on disk.
 func (s *shard) showAll() {
 	for i, q := range s.rules.Effects.Shown {
 		s.rules.Effects.Shown[i] = nil
@@ -519,7 +493,6 @@ func (s *shard) upkeepMark() owner.UpkeepMark {
 	return owner.UpkeepMark{At: time.Since(s.origin), Records: records, Bytes: bytes}
 }
 
-// endUpkeep notes that upkeep of a kind ends here, and the next one begins.
 func (s *shard) endUpkeep(kind UpkeepKind) { s.upkeep.End(uint8(kind), s.upkeepMark()) }
 
 // endCommit is endUpkeep for the commit, which writes the whole group.
@@ -527,8 +500,7 @@ func (s *shard) endCommit() {
 	s.upkeep.EndOf(uint8(UpkeepCommit), s.upkeepMark(), s.rules.Group.Entries(), s.rules.Group.Size())
 }
 
-// endGroup ends UpkeepRelease, the last one of a group, and the group. woken is the number of
-// callers woken.
+// endGroup ends the group, with UpkeepRelease, which has woken so many callers.
 func (s *shard) endGroup(woken int) {
 	now := s.upkeep.UpkeepMark // the group has been cleared
 	now.At = time.Since(s.origin)

@@ -11,52 +11,43 @@ import (
 	"codeq/internal/keys"
 )
 
-// Cancel ends a task that has not been completed: the task is not delivered again, and is kept as
-// [Canceled] for its retention. If a handler of [Queue.Run] is working on it, the handler's context
-// is cancelled with the cause [ErrCanceled], and the handler's outcome has no effect. Any other
-// worker gets an error that matches [ErrLeaseLost] and [ErrCanceled] when it next uses its receipt.
-// Each shard remembers so its last 1,024 leases that were canceled, in memory: of earlier ones, and
-// after an [Open] or a change of its leader, the error matches ErrLeaseLost alone. Tasks that wait
-// for a canceled one are canceled too. A dead letter can be canceled as well.
+// Cancel ends a task that has not been completed, a dead letter too: it is not delivered again, and
+// kept as [Canceled] for its retention. The context of its handler of [Queue.Run] is cancelled with
+// the cause [ErrCanceled], and the outcome has no effect. Any other worker gets an error that
+// matches [ErrLeaseLost] and [ErrCanceled] when it next uses its receipt; ErrLeaseLost alone after
+// an [Open], a change of the shard's leader, or 1,024 further canceled leases of the shard. Tasks
+// that wait for a canceled one are canceled as well.
 //
 // The idempotency key is free at once, or when [Unique.For] is over. [Settings.Concurrency],
 // [Settings.ConcurrencyPerKey] and the turn of a [Task.Group] go to the next task when the handler
 // has returned, or when its lease, which is no longer renewed, would have ended
-// ([RunOptions.LeaseFor]): so no other begins beside it. They do not wait longer than until the
-// next [Open] or change of the shard's leader, and not at all for leases of [Queue.Claim]. The same
-// holds for a task that Run gives back at its end, and one that any verb ends by its
-// [Lease.Receipt] while its handler goes on ([QueueInfo.Held]).
+// ([RunOptions.LeaseFor]): no other begins beside it, except after an [Open] or a change of the
+// shard's leader. They do not wait for leases of [Queue.Claim]. So it is for any task that ends, or
+// is given back, while its handler goes on ([QueueInfo.Held]).
 //
-// Cancel returns [ErrNotFound] if the task does not exist, or is no longer kept, and
-// [ErrNotWaiting] if it is completed or canceled already.
-//
-// Errors: [ErrInvalid], [ErrNotFound], [ErrNotWaiting], [ErrDiskFull], [ErrUncertain], [ErrFailed],
-// [ErrNotLeader], [ErrClosed], and that of ctx.
+// Errors: [ErrNotFound] (no longer kept, too), [ErrNotWaiting] (it is completed or canceled), those
+// of changes (see [Queue]), and that of ctx.
 func (q *Queue) Cancel(ctx context.Context, id ID) (err error) {
 	defer public(&err)
-	return q.alter(ctx, id, engine.AlterCancel, 0)
+	return q.alter(ctx, id, engine.AlterCancel, engine.AlterTo{})
 }
 
 // SetPriority moves a waiting task (ready, scheduled or blocked) to another priority, 0 to 9. A
-// ready task keeps its turn by age. SetPriority returns [ErrNotFound] if the task does not exist,
-// and [ErrNotWaiting] if it is leased or has ended.
+// ready task keeps its turn by age.
 //
-// Errors: [ErrInvalid], [ErrNotFound], [ErrNotWaiting], [ErrDiskFull], [ErrUncertain], [ErrFailed],
-// [ErrNotLeader], [ErrClosed], and that of ctx.
+// Errors: [ErrNotFound], [ErrNotWaiting], those of changes (see [Queue]), and that of ctx.
 func (q *Queue) SetPriority(ctx context.Context, id ID, priority int) (err error) {
 	defer public(&err)
 	if priority < MinPriority || priority > MaxPriority {
 		return &InvalidError{"SetPriority priority", priority, "0 to 9"}
 	}
-	return q.alter(ctx, id, engine.AlterPriority, uint64(priority))
+	return q.alter(ctx, id, engine.AlterPriority, engine.AlterTo{Arg: uint64(priority)})
 }
 
 // SetRunAt changes when a waiting task (ready, scheduled or blocked) becomes ready; zero or past:
-// now, unless something else holds it back. A task that was ready already goes behind the other
-// ready tasks. Errors are those of [Queue.SetPriority].
+// now, unless something else holds it back. A task that was ready already goes behind the others.
 //
-// Errors: [ErrInvalid], [ErrNotFound], [ErrNotWaiting], [ErrDiskFull], [ErrUncertain], [ErrFailed],
-// [ErrNotLeader], [ErrClosed], and that of ctx.
+// Errors: [ErrNotFound], [ErrNotWaiting], those of changes (see [Queue]), and that of ctx.
 func (q *Queue) SetRunAt(ctx context.Context, id ID, t time.Time) (err error) {
 	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
@@ -66,80 +57,79 @@ func (q *Queue) SetRunAt(ctx context.Context, id ID, t time.Time) (err error) {
 	if err := task.check(&q.opts.Limits, 0); err != nil {
 		return err
 	}
-	return q.alter(ctx, id, engine.AlterRunAt, runAtMillis(t))
+	return q.alter(ctx, id, engine.AlterRunAt, engine.AlterTo{Arg: runAtMillis(t)})
 }
 
 // Forget deletes a task that has ended: one that is kept ([Done] or [Canceled]) before its
 // retention has passed, or a dead letter, as [Queue.PurgeDead] does. Its idempotency key stays
-// taken for as long as before. If tasks that have it in [Task.After] have not ended, they still get
-// its result: then it goes a second after the last of them has ended.
+// taken as before. Tasks with it in [Task.After] still get its result: it goes a second after they
+// end.
 //
-// Forget returns [ErrNotFound] if the task does not exist, or has not ended.
-//
-// Errors: [ErrInvalid], [ErrNotFound], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
-// [ErrClosed], and that of ctx.
+// Errors: [ErrNotFound] (it has not ended, too), those of changes (see [Queue]), and that of ctx.
 func (q *Queue) Forget(ctx context.Context, id ID) (err error) {
 	defer public(&err)
-	return q.alter(ctx, id, engine.AlterForget, 0)
+	return q.alter(ctx, id, engine.AlterForget, engine.AlterTo{})
 }
 
-func (q *Queue) alter(ctx context.Context, id ID, how engine.Alteration, arg uint64) error {
-	return q.doFor(ctx, id, rule(callAlter, &call.Alter{ID: id, How: how, Arg: arg}))
+func (q *Queue) alter(ctx context.Context, id ID, how engine.Alteration, to engine.AlterTo) error {
+	return q.doFor(ctx, id, rule(callAlter, &call.Alter{ID: id, How: how, AlterTo: to}))
 }
 
 // DeadFilter selects the dead letters for [Queue.RedriveAllDead] and [Queue.PurgeDead]. The zero
 // DeadFilter selects all that died before the call begins, by the clocks of their shards.
 type DeadFilter struct {
-	Queue   string   // "": of all queues
-	Tenants []string // none: of all tenants; "" stands for tasks without one
-	// From and To bound the time of death: at or after From, and before To. Zero: no bound.
-	From, To time.Time
-	// Match, if not nil, is called for each of them, and selects it by returning true. It must not
-	// keep the [TaskInfo].
-	Match func(*TaskInfo) bool
-	// Rate is how many a second are redriven or purged, 0 to 1e9. 0: as fast as possible.
-	Rate float64
+	Queue    string               // "": of all queues
+	Tenants  []string             // none: of all tenants; "" stands for tasks without one
+	From, To time.Time            // of death: at or after From, and before To. Zero: no bound.
+	Match    func(*TaskInfo) bool // if not nil, selects by returning true; must not keep the [TaskInfo]
+	Rate     float64              // how many a second are redriven or purged, 0 to 1e9. 0: as fast as possible.
 }
 
-// RedriveDead makes a dead letter ready again, behind the ready tasks of its lane, and its attempts
-// are counted from 0 again. It keeps its LastError. A dead letter that holds the turn of its group
-// ([Settings.HoldGroups]) goes first in the group; any other waits for its turn.
+// RedriveDead makes a dead letter ready again, behind the ready tasks of its lane, with its
+// LastError and attempts counted from 0. One that holds the turn of its group
+// ([Settings.HoldGroups]) goes first in it; any other waits for its turn. A [*DuplicateError]:
+// another task has its idempotency key.
 //
-// RedriveDead returns [ErrNotFound] if there is no such dead letter, and a [*DuplicateError]
-// ([ErrDuplicate]) if another task has taken its idempotency key.
-//
-// Errors: [ErrInvalid], [ErrNotFound], [ErrDuplicate], [ErrDiskFull], [ErrUncertain], [ErrFailed],
-// [ErrNotLeader], [ErrClosed], and that of ctx.
+// Errors: [ErrNotFound], [ErrDuplicate], those of changes (see [Queue]), and that of ctx.
 func (q *Queue) RedriveDead(ctx context.Context, id ID) (err error) {
-	defer public(&err)
-	return q.alter(ctx, id, engine.AlterRedrive, 0)
+	return q.RedriveDeadFrom(ctx, id, "")
 }
 
-// RedriveAllDead redrives dead letters and returns how many. They stay if another task has taken
-// their idempotency key. When it returns an error, such as that of ctx, some may have been
-// redriven.
+// RedriveDeadFrom is [Queue.RedriveDead] for a dead letter with steps ([Step]): its handler runs
+// the step of a name, and those after it, again; with "" it goes on after the last one.
+// [Queue.Signal] can give a signal among them again. A [Child] among them stays the same: redrive
+// it first. A name that no step of the task has is refused with [ErrInvalid].
 //
-// Errors: [ErrInvalid], [ErrCorrupt], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
-// [ErrClosed], and that of ctx.
+// Errors: [ErrNotFound], [ErrDuplicate], those of changes (see [Queue]), and that of ctx.
+func (q *Queue) RedriveDeadFrom(ctx context.Context, id ID, step string) (err error) {
+	defer public(&err)
+	if step != "" {
+		if err := call.CheckName("RedriveDeadFrom step", step); err != nil {
+			return translated(err)
+		}
+	}
+	return q.alter(ctx, id, engine.AlterRedrive, engine.AlterTo{Step: step})
+}
+
+// RedriveAllDead redrives dead letters, except if another task has taken their idempotency key, and
+// returns how many. After an error, such as that of ctx, some may have been redriven.
+//
+// Errors: [ErrCorrupt], those of changes (see [Queue]), and that of ctx.
 func (q *Queue) RedriveAllDead(ctx context.Context, which DeadFilter) (_ int, err error) {
 	defer public(&err)
 	return q.alterDead(ctx, which, BulkRedrive)
 }
 
 // PurgeDead deletes dead letters, and returns how many. Tasks that wait for one of them are
-// canceled. When it returns an error, such as that of ctx, some may have been deleted.
+// canceled. After an error, such as that of ctx, some may have been deleted.
 //
-// Errors: [ErrInvalid], [ErrCorrupt], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
-// [ErrClosed], and that of ctx.
+// Errors: [ErrCorrupt], those of changes (see [Queue]), and that of ctx.
 func (q *Queue) PurgeDead(ctx context.Context, which DeadFilter) (_ int, err error) {
 	defer public(&err)
 	return q.alterDead(ctx, which, BulkPurge)
 }
 
 func (q *Queue) alterDead(ctx context.Context, which DeadFilter, how BulkAction) (int, error) {
-	if err := q.checkCall(ctx); err != nil {
-		return 0, err
-	}
 	if !isRate(which.Rate) {
 		return 0, &InvalidError{"DeadFilter.Rate", which.Rate, rates}
 	}
@@ -155,20 +145,15 @@ type BulkAction uint8
 
 // The values of [BulkAction], with the allowed states of a task.
 const (
-	// BulkCancel is [Queue.Cancel]: [Ready], [Scheduled], [Blocked], [Leased] or [Dead].
-	BulkCancel BulkAction = iota + 1
-	// BulkRedrive is [Queue.RedriveDead]: [Dead].
-	BulkRedrive
-	// BulkPurge is [Queue.Forget]: [Dead], [Done] or [Canceled].
-	BulkPurge
-	// BulkSetPriority is [Queue.SetPriority], to [BulkOptions.Priority]: [Ready], [Scheduled] or
-	// [Blocked].
-	BulkSetPriority
-	// BulkMove replaces a task by a new one in [BulkOptions.ToQueue], with everything that its
-	// producer has set and its LastError, but with another ID and attempts that are counted from 0:
-	// [Ready], [Scheduled] (it stays so until the same time) or [Dead] (it becomes ready). To
-	// others the task is canceled, and it is not kept. Tasks with a Group, LimitKey, [Unique] or
-	// After, and those that others have in After, cannot be moved.
+	BulkCancel      BulkAction = iota + 1 // [Queue.Cancel]: [Ready], [Scheduled], [Blocked], [Leased] or [Dead]
+	BulkRedrive                           // [Queue.RedriveDead]: [Dead]
+	BulkPurge                             // [Queue.Forget]: [Dead], [Done] or [Canceled]
+	BulkSetPriority                       // [Queue.SetPriority], to [BulkOptions.Priority]: [Ready], [Scheduled] or [Blocked]
+	// BulkMove replaces a task by a new one in [BulkOptions.ToQueue], with what its producer has
+	// set, its LastError, another ID, attempts from 0, and no steps, signals and cursors: [Ready],
+	// [Scheduled] (until the same time) or [Dead] (it becomes ready). To others the task is
+	// canceled, and not kept. Not with a Group, LimitKey, [Unique], After or tasks that wait for
+	// it.
 	BulkMove
 )
 
@@ -197,50 +182,45 @@ var altering = [...]struct {
 
 // BulkOptions are the action of [Queue.Bulk], and its selection of tasks.
 type BulkOptions struct {
-	// [TaskFilter] selects the tasks. Its States must be ones that the Action allows; required for
-	// [BulkCancel], [BulkPurge] and [BulkMove]. [Queue] is required for [BulkMove].
+	// [TaskFilter] selects the tasks. States must be ones that the Action allows; required for
+	// [BulkCancel], [BulkPurge] and [BulkMove], as is [TaskFilter.Queue] for BulkMove.
 	TaskFilter
-	Action   BulkAction // required
-	Priority int        // for BulkSetPriority
-	ToQueue  string     // for BulkMove; another one than Queue
-	// Match, if not nil, is called for each of them, and selects it by returning true. It must not
-	// keep the [TaskInfo].
-	Match func(*TaskInfo) bool
-	// Rate is how many a second are altered, 0 to 1e9. 0: as fast as possible.
-	Rate float64
-	// DryRun counts the tasks, and changes nothing.
-	DryRun bool
-	// Cursor is [BulkResult.Next] of a call that has ended with an error, with the same
-	// [TaskFilter]. "": from the beginning.
-	Cursor string
+	Action   BulkAction           // required
+	Priority int                  // for BulkSetPriority
+	ToQueue  string               // for BulkMove; another one than Queue
+	Match    func(*TaskInfo) bool // if not nil, selects by returning true; must not keep the [TaskInfo]
+	Rate     float64              // how many a second are altered, 0 to 1e9. 0: as fast as possible.
+	DryRun   bool                 // counts the tasks, and changes nothing
+	Progress func(BulkResult)     // if not nil, gets the result so far: often, at least once a page of tasks
+	Cursor   string               // [BulkResult.Next] of a call with an error and the same [TaskFilter]. "": begin.
 }
 
-// BulkResult is the result of [Queue.Bulk]. After an error, up to 256 tasks for each shard may have
-// been altered that are not in Changed.
+// BulkResult is the result of [Queue.Bulk]. After an error, Changed may lack 256 tasks a shard.
 type BulkResult struct {
-	Matched int // that were selected
-	Changed int // that were altered
-	Skipped int // that had changed their state before their turn
-	// Failed were refused: of [BulkRedrive], as another task has taken their idempotency key; of
-	// [BulkMove], as they are tied to others.
-	Failed int
-	// Next is where another call goes on after an error. Without one it is "".
-	Next string
+	Matched int    // that were selected
+	Changed int    // that were altered
+	Skipped int    // that had changed their state before their turn
+	Failed  int    // refused: the idempotency key is taken ([BulkRedrive]), or tied to others ([BulkMove])
+	Next    string // where another call goes on after an error; otherwise ""
 }
 
-// Bulk alters all tasks that are selected and were produced before it begins, and, if they are
-// dead, died before it, by the clock of their shard. It reads them as by
-// [Queue.ListPage], and alters those of a few pages before it reads the next ones, up to 256 in one
-// commit. So it is not atomic; a task that changes its state before its turn is left out.
+// Bulk alters all selected tasks that were produced, and those that died, before it begins, by the
+// clock of their shard. It reads pages as [Queue.ListPage] does, and alters the tasks of a few
+// pages before it reads the next, up to 256 in one commit. So it is not atomic; a task that changes
+// its state before its turn is left out. After an error, such as that of ctx, some tasks were
+// altered, as the result says. With its Next another call goes on, also after a restart or on
+// another node: it alters a task again only if that has come back to its former state.
 //
-// When Bulk returns an error, such as that of ctx, some tasks were altered, as the result says.
-// With its Next another call goes on, also after a restart or on another node: it does not alter
-// again the tasks altered since, unless they have come back to their former state.
-//
-// Errors: [ErrInvalid], [ErrCorrupt], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
-// [ErrClosed], and that of ctx.
+// Errors: [ErrCorrupt], those of changes (see [Queue]), and that of ctx.
 func (q *Queue) Bulk(ctx context.Context, opts BulkOptions) (r BulkResult, err error) {
 	defer public(&err)
+	return q.bulk(ctx, &opts)
+}
+
+// bulkCap is how many tasks one call alters at the most.
+const bulkCap = 256
+
+func (q *Queue) bulk(ctx context.Context, opts *BulkOptions) (r BulkResult, err error) {
 	if err := q.checkCall(ctx); err != nil {
 		return r, err
 	}
@@ -250,14 +230,6 @@ func (q *Queue) Bulk(ctx context.Context, opts BulkOptions) (r BulkResult, err e
 	if len(opts.States) == 0 {
 		opts.States = altering[opts.Action].states
 	}
-	return q.bulk(ctx, &opts)
-}
-
-// bulkCap is how many tasks one call alters at the most.
-const bulkCap = 256
-
-// bulk is Bulk after its checks.
-func (q *Queue) bulk(ctx context.Context, opts *BulkOptions) (r BulkResult, err error) {
 	begin, err := q.clocks(ctx)
 	if err != nil {
 		return r, err
@@ -302,13 +274,16 @@ func (q *Queue) bulk(ctx context.Context, opts *BulkOptions) (r BulkResult, err 
 			}
 		}
 		page.Cursor = p.Next
-		if p.Next != "" && opts.Rate == 0 && read%len(q.replicas) != 0 { // commits of about bulkCap tasks
-			continue
+		if p.Next == "" || opts.Rate > 0 || read%len(q.replicas) == 0 { // commits of about bulkCap tasks
+			if err := bulks.Flush(ctx); err != nil {
+				return r, err
+			}
+			r.Next = p.Next
 		}
-		if err := bulks.Flush(ctx); err != nil {
-			return r, err
+		if opts.Progress != nil {
+			opts.Progress(r)
 		}
-		if r.Next = p.Next; r.Next == "" {
+		if p.Next == "" {
 			return r, nil
 		}
 	}
@@ -340,22 +315,16 @@ func (o *BulkOptions) check(l *Limits) error {
 			return &InvalidError{"BulkOptions.States", s, fmt.Sprint("some of ", allowed)}
 		}
 	}
-	if o.Priority < MinPriority || o.Priority > MaxPriority || o.Priority != 0 && o.Action != BulkSetPriority {
+	switch moves := o.Action == BulkMove; {
+	case o.Priority < MinPriority || o.Priority > MaxPriority || o.Priority != 0 && o.Action != BulkSetPriority:
 		return &InvalidError{"BulkOptions.Priority", o.Priority, "0 to 9, for BulkSetPriority"}
-	}
-	if !isRate(o.Rate) {
+	case !isRate(o.Rate):
 		return &InvalidError{"BulkOptions.Rate", o.Rate, rates}
-	}
-	if o.Action != BulkMove {
-		if o.ToQueue != "" {
-			return &InvalidError{"BulkOptions.ToQueue", o.ToQueue, `"", unless for BulkMove`}
-		}
-		return nil
-	}
-	if o.Queue == "" {
+	case !moves && o.ToQueue != "":
+		return &InvalidError{"BulkOptions.ToQueue", o.ToQueue, `"", unless for BulkMove`}
+	case moves && o.Queue == "":
 		return &InvalidError{"BulkOptions.Queue", `""`, "a name, for BulkMove"}
-	}
-	if o.ToQueue == "" || o.ToQueue == o.Queue {
+	case moves && (o.ToQueue == "" || o.ToQueue == o.Queue):
 		return &InvalidError{"BulkOptions.ToQueue", o.ToQueue, "a name, other than Queue, for BulkMove"}
 	}
 	return checkNewName("BulkOptions.ToQueue", o.ToQueue, l.Name)

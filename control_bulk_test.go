@@ -1,6 +1,7 @@
 package codeq_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -386,4 +387,28 @@ func TestBulkRefused(t *testing.T) {
 	end(errors.New("enough"))
 	_, err = q.Bulk(ended, codeq.BulkOptions{Action: codeq.BulkRedrive})
 	require.ErrorIs(t, err, context.Canceled)
+}
+
+// TestBulkProgress: Bulk reports its result after each few pages, with the last one at its end.
+func TestBulkProgress(t *testing.T) {
+	t.Parallel()
+	queuetest.Bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
+		const n = 3000
+		_, err := q.ProduceBatch(t.Context(), slices.Repeat([]codeq.Task{{Queue: "a"}}, n))
+		require.NoError(t, err)
+		time.Sleep(time.Second)
+		for _, dry := range []bool{true, false} {
+			var told []codeq.BulkResult
+			r, err := q.Bulk(t.Context(), codeq.BulkOptions{
+				Action: codeq.BulkCancel, TaskFilter: inStates("a", codeq.Ready), DryRun: dry,
+				Progress: func(r codeq.BulkResult) { told = append(told, r) },
+			})
+			require.NoError(t, err)
+			require.Equal(t, n, r.Matched)
+			require.Greater(t, len(told), 5)
+			require.Equal(t, r, told[len(told)-1])
+			require.True(t, slices.IsSortedFunc(told, func(a, b codeq.BulkResult) int { return cmp.Compare(a.Matched, b.Matched) }))
+			require.Less(t, told[0].Matched, n)
+		}
+	})
 }

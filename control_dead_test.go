@@ -2,6 +2,8 @@ package codeq_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"math"
 	"strconv"
 	"testing"
@@ -95,4 +97,61 @@ func TestDeadLettersRefused(t *testing.T) {
 		_, err = b.call(q.Queue, ended, codeq.DeadFilter{})
 		require.ErrorIs(t, err, errBubbleOver)
 	}
+}
+
+// TestDeadKinds: dead letters are counted by kind, in a queue or in all, over the shards, and so
+// are the days of their deaths; a redrive and a purge by kind take them away, also after a restart.
+func TestDeadKinds(t *testing.T) {
+	t.Parallel()
+	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
+		ctx := context.Background()
+		var last codeq.ID
+		die := func(queue string, causes ...error) {
+			for _, cause := range causes {
+				last = f.ProduceAt(len(causes)%3, codeq.Task{Queue: queue})
+				require.NoError(f, f.Q.DeadLetter(ctx, f.Claim(queue).Receipt, cause))
+			}
+		}
+		refused := func(n int) error { return fmt.Errorf("connection %d refused", n) }
+		kinds := func(queue string) (texts []string) {
+			all, err := f.Q.DeadKinds(ctx, queue)
+			require.NoError(f, err)
+			for _, k := range all {
+				require.False(f, k.Other)
+				texts = append(texts, fmt.Sprintf("%s: %d of %v", k.Kind, k.Count, k.Queues))
+			}
+			return texts
+		}
+		require.Empty(f, kinds(""))
+		die("a", refused(1), refused(2), errors.New("disk full"))
+		time.Sleep(48 * time.Hour)
+		die("b", refused(3))
+		time.Sleep(time.Second)
+		died := time.Now()
+		die("a", refused(4), refused(5))
+		want := []string{"connection # refused: 5 of [a b]", "disk full: 1 of [a]"}
+		require.Equal(f, want, kinds(""))
+		f.Reopen()
+		require.Equal(f, want, kinds(""))
+		require.Equal(f, []string{"connection # refused: 4 of [a]", "disk full: 1 of [a]"}, kinds("a"))
+		require.Empty(f, kinds("c"))
+
+		all, err := f.Q.DeadKinds(ctx, "")
+		require.NoError(f, err)
+		require.Equal(f, last, all[0].Last)
+		require.True(f, died.Equal(all[0].LastAt), all[0].LastAt)
+		days := all[0].Days
+		require.Equal(f, uint64(3), days[0])
+		require.Equal(f, uint64(2), days[2])
+
+		r, err := f.Q.Bulk(ctx, codeq.BulkOptions{
+			Action: codeq.BulkRedrive, TaskFilter: codeq.TaskFilter{States: []codeq.State{codeq.Dead}, Queue: "a", ErrorKind: all[0].Kind},
+		})
+		require.NoError(f, err)
+		require.Equal(f, 4, r.Matched)
+		require.Equal(f, []string{"connection # refused: 1 of [b]", "disk full: 1 of [a]"}, kinds(""))
+		_, err = f.Q.PurgeDead(ctx, codeq.DeadFilter{Queue: "b"})
+		require.NoError(f, err)
+		require.Equal(f, []string{"disk full: 1 of [a]"}, kinds(""))
+	})
 }

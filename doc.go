@@ -2,39 +2,29 @@
 // database server, and listens on the network only with [Options.Cluster].
 //
 // [Open] a directory, [Queue.Produce] tasks, and either [Queue.Claim] and [Queue.Complete] them one
-// by one or let [Queue.Run] drive a pool of workers:
-//
-//	q, err := codeq.Open("queue", nil)
-//	...
-//	id, err := q.Produce(ctx, codeq.Task{Queue: "mail", Payload: body})
-//	...
-//	lease, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"mail"}})
-//	...
-//	err = q.Complete(ctx, lease.Receipt, nil)
+// by one or let [Queue.Run] drive a pool of workers.
 //
 // # Guarantees
 //
 // A call that returns without an error has persisted at the [Durability] of the queue. Tasks are
-// delivered at least once: when the lease of a claimed task expires, the task is delivered again,
-// with the attempt counted, until it is out of attempts and becomes a dead letter. A lease that has
-// expired or ended cannot finish its task: the verbs that take its [Receipt] return [ErrLeaseLost].
-// Follow-up tasks of Complete exist exactly if the task is done.
+// delivered at least once: when a lease expires, the attempt counts and the task is delivered
+// again, until it is out of attempts and becomes a dead letter. The verbs that take the [Receipt]
+// of a lease that has expired or ended return [ErrLeaseLost]. Follow-up tasks of Complete exist
+// exactly if the task is done.
 //
 // # Order
 //
 // A claim takes the highest priority first, tenants in turn, and for each tenant the task that has
-// been ready for longest. With several shards, claims go to the shard with the highest priority;
-// among shards with the same priority to the one with the oldest task if all are of one tenant,
-// otherwise to one that is drawn, by the shares of the tenants; see [Queue.Claim].
+// been ready for longest; [Queue.Claim] tells how that holds with several shards.
 //
 // # Time
 //
-// Leases run by the monotonic clock while the queue is open, and by the wall clock over a restart;
-// a restart never makes them longer than they were granted. Tasks produced for a time become ready
-// when the wall clock shows it; if the clock is set, this is noticed within a minute. A period
-// (retry waits, retention, For of an idempotency key) ends earlier if the clock is set forward, but
-// never later: at the latest when its length has passed since [Open], or since the shard has its
-// leader, by the monotonic clock. All times have the resolution of a millisecond.
+// Leases run by the monotonic clock while the queue is open, and by the wall clock over a restart,
+// which never makes them longer. Tasks produced for a time become ready when the wall clock shows
+// it; if the clock is set, this is noticed within a minute. A period (retry waits, retention, For
+// of an idempotency key) ends earlier if the clock is set forward, but never later: at the latest
+// when its length has passed since [Open], or since the shard has its leader, by the monotonic
+// clock. All times have the resolution of a millisecond.
 //
 // # More than one task
 //
@@ -58,32 +48,29 @@
 // # Several nodes
 //
 // With [Options.Cluster], three or five processes hold the same tasks, and every call may be made
-// on each of them: acknowledged changes are in the logs of a majority. A call waits for its shard,
-// at most for [Cluster.CallTimeout] unless the shard goes on. [ErrNotLeader] says that the call was
-// certainly not applied, [ErrUncertain] that it may have been; the library retries a produce in
-// either case, and never stores it twice.
+// on each of them; see [Cluster]. [ErrNotLeader] says that the call was certainly not applied,
+// [ErrUncertain] that it may have been; the library retries a produce in either case, and never
+// stores it twice.
 //
-// [OpenReadOnly] shows the content of a closed queue's directory, and changes nothing. [Verify]
-// checks everything in it, and repairs it on request if it can.
+// [OpenReadOnly] shows the content of a closed queue's directory; [Verify] checks it, and repairs
+// it.
 //
 // # Errors
 //
-// Branch on errors with errors.Is: a returned error wraps one of the errors of this package, adds
-// what failed and the value that was refused, and its text begins with "codeq: ". Each verb lists
-// the errors that it may return. After [ErrInvalid], [ErrClosed], ErrFailed, ErrNotLeader and
-// ErrDiskFull nothing was applied; [ErrUncertain] leaves that open. If the ctx of a call has ended,
-// the error matches context.Canceled or context.DeadlineExceeded, and the cause of ctx if it has
-// one; if the operation was under way, it matches ErrUncertain as well. A field named LastError is
-// the text of an error.
-//
-// Package codeqtest helps to test programs that use codeq.
+// Branch with errors.Is on the errors that each verb lists: a returned error wraps one of them,
+// adds what failed and the value that was refused, and its text begins with "codeq: ". After
+// [ErrInvalid], [ErrClosed], ErrFailed, ErrNotLeader and ErrDiskFull nothing was applied;
+// [ErrUncertain] leaves that open. If the ctx of a call has ended, the error matches
+// context.Canceled or context.DeadlineExceeded, and the cause of ctx if it has one; if the
+// operation was under way, it matches ErrUncertain as well. A field named LastError is the text of
+// an error.
 //
 // # Concurrency
 //
 // All methods of [Queue] are safe for concurrent use. The library logs only to [Options.Logger].
-// [Queue.Close] ends every goroutine that it has started, except a compaction of Pebble that cannot
-// read its tables: that one is blocked for ever. The library never exits or panics the process when
-// storage fails: the shard concerned then returns [ErrUncertain] for the operations under way and
-// [ErrFailed] for all later ones, until the queue is closed and opened again. While the disk is
-// nearly full, calls return [ErrDiskFull]; see [Options.MinFreeBytes].
+// [Queue.Close] ends every goroutine that it has started. When storage fails, the library never
+// exits or panics the process: the shard concerned returns [ErrUncertain] for the operations under
+// way and [ErrFailed] for all later ones, until the queue is closed and opened again. While the
+// disk is nearly full, calls return [ErrDiskFull]; see [Options.MinFreeBytes]. Package codeqtest
+// helps to test programs that use codeq.
 package codeq

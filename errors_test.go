@@ -72,7 +72,7 @@ func TestErrorPrefix(t *testing.T) {
 		}
 		mayWork := map[string]bool{
 			"CompleteBatch": true, "RetryBatch": true, "DeadLetterBatch": true, "ReleaseBatch": true,
-			"Close": true, "Health": true, "Info": true, "ListPage": true, "ProduceBatch": true, "ProcessInfo": true, "PurgeDead": true, "QuietWorkers": true, "RedriveAllDead": true,
+			"Apply": true, "Close": true, "DeadKinds": true, "Health": true, "Info": true, "ListPage": true, "ProduceBatch": true, "ProcessInfo": true, "PurgeDead": true, "QuietWorkers": true, "RedriveAllDead": true,
 			"ResumeWorkers": true, "Schedules": true, "Stats": true, "StorageStats": true, "Subscribe": true, "WaitIdle": true, "WaitReady": true, "Workers": true,
 		}
 		typ := reflect.TypeFor[*codeq.Queue]()
@@ -324,7 +324,7 @@ func TestEnums(t *testing.T) {
 	testEnum(t, codeq.DurabilityDefault, "default", "process", "disk", "none")
 	testEnum(t, codeq.EventProduced,
 		"produced", "claimed", "completed", "retried", "released", "dead", "canceled", "expired", "progress",
-		"suspended")
+		"suspended", "unhandled")
 
 	testEnum(t, codeq.VerdictCompleted,
 		"completed", "retry", "retry-after", "released", "dead-letter", "canceled", "lease-lost", "suspended")

@@ -20,17 +20,12 @@ type Event struct {
 	ID     ID        `json:",omitzero"`
 	Queue  string    `json:",omitzero"`
 	Tenant string    `json:",omitzero"`
-	// Attempt is the number of attempts after the change, like [TaskInfo.Attempts]: [EventClaimed]
-	// includes the attempt that begins, [EventReleased] does not include the one given back.
-	Attempt int `json:",omitzero"`
-	// Time is the wall clock time of the commit, to the millisecond. Changes that were committed
-	// together have the same Time.
-	Time time.Time `json:",omitzero"`
-	// LastError is the error of the attempt, for [EventRetried] and [EventDeadLettered]:
-	// [Lease.LastError] of the next attempt. Otherwise it is empty.
-	LastError string `json:",omitzero"`
-	// Progress is the handler's report, for [EventProgress].
-	Progress Progress `json:",omitzero"`
+	// Attempt is that after the change, like [TaskInfo.Attempts]: with the attempt that begins at
+	// [EventClaimed], without the one given back at [EventReleased].
+	Attempt   int       `json:",omitzero"`
+	Time      time.Time `json:",omitzero"` // of the commit, by the wall clock, to the millisecond; the same for changes of one commit
+	LastError string    `json:",omitzero"` // of the attempt, for [EventRetried] and [EventDeadLettered]: [Lease.LastError] of the next
+	Progress  Progress  `json:",omitzero"` // the handler's report, for [EventProgress]
 }
 
 // EventKind is the kind of change of a task.
@@ -47,38 +42,33 @@ const (
 	EventDeadLettered                      // out of attempts, or given up
 	EventCanceled                          // canceled
 	EventExpired                           // lease expired: the attempt counts; or its process died: see [Queue.Run]
-	// EventProgress: a handler has called [ReportProgress], which changes no state. Of several
-	// reports in a second, only the latest has an event. In a cluster, reports are written to the
-	// logs of the shards while there are subscriptions to them.
+	// EventProgress: a handler has called [ReportProgress], which changes no state; at most one in
+	// a second. In a cluster, the shards log reports while there are subscriptions to them.
 	EventProgress
 	EventSuspended // waits between two steps ([Sleep]); the attempt does not count
+	EventUnhandled // waits for a Run with a handler of its kind ([HandleKind]); no attempt counts
 	endOfKinds
 )
 
-// inner returns the kind of the rules.
+// laterKinds is by how much the rules' number of EventProgress, and of each later kind, is larger.
+const laterKinds = engine.EventProgress - engine.EventKind(EventProgress)
+
 func (k EventKind) inner() engine.EventKind {
-	switch k {
-	case EventProgress:
-		return engine.EventProgress
-	case EventSuspended:
-		return engine.EventSuspended
+	if k >= EventProgress {
+		return engine.EventKind(k) + laterKinds
 	}
 	return engine.EventKind(k)
 }
 
-// eventKindOf is the reverse of inner.
 func eventKindOf(k engine.EventKind) EventKind {
-	switch k {
-	case engine.EventProgress:
-		return EventProgress
-	case engine.EventSuspended:
-		return EventSuspended
+	if k >= engine.EventProgress {
+		k -= laterKinds
 	}
 	return EventKind(k)
 }
 
 var eventKinds = newEnum[EventKind]("EventKind",
-	"", "produced", "claimed", "completed", "retried", "released", "dead", "canceled", "expired", "progress", "suspended",
+	"", "produced", "claimed", "completed", "retried", "released", "dead", "canceled", "expired", "progress", "suspended", "unhandled",
 )
 
 // String returns the kind in lower case; that of [EventDeadLettered] is "dead".
@@ -91,19 +81,16 @@ func (k EventKind) MarshalText() ([]byte, error) { return eventKinds.Marshal(k) 
 func (k *EventKind) UnmarshalText(b []byte) error { return eventKinds.Unmarshal(k, b) }
 
 const kindLimit = "EventProduced, EventClaimed, EventCompleted, EventRetried, EventReleased, " +
-	"EventDeadLettered, EventCanceled, EventExpired, EventProgress, EventSuspended"
+	"EventDeadLettered, EventCanceled, EventExpired, EventProgress, EventSuspended, EventUnhandled"
 
-const allKinds engine.KindSet = 1<<EventProgress - 2 | 1<<engine.EventProgress | 1<<engine.EventSuspended
+const allKinds engine.KindSet = 1<<EventProgress - 2 | (1<<(endOfKinds-EventProgress)-1)<<engine.EventProgress
 
 // SubscribeOptions are the options of [Queue.Subscribe]. A zero field means its documented default.
 type SubscribeOptions struct {
-	// Queues are the queues to collect events of; they need not exist yet. Default: all.
-	Queues []string
-	// Kinds are the kinds of events that are collected. Default: all.
-	Kinds []EventKind
-	// Buffer is how many unread events are held; when it is full, each new event drops the oldest.
-	// An event takes about a hundred bytes plus LastError, which is at most 8 KiB. Up to 1,048,576.
-	// Default: 1024.
+	Queues []string    // the queues to collect events of; they need not exist yet. Default: all.
+	Kinds  []EventKind // the kinds of events that are collected. Default: all.
+	// Buffer is how many unread events are held, up to 1,048,576, of a hundred bytes and LastError
+	// (at most 8 KiB). When it is full, each new event drops the oldest. Default: 1024.
 	Buffer int
 }
 
@@ -112,17 +99,14 @@ const (
 	maxEventBuffer     = 1 << 20
 )
 
-// Subscribe begins to collect events. It reports every change by a call that begins after Subscribe
-// has returned, for each shard in the order of the changes; between shards the order is not
-// defined. When the call that makes a change returns, its event has reached the subscription.
+// Subscribe begins to collect events: every change by a call that begins after Subscribe has
+// returned, for each shard in the order of the changes; between shards the order is not defined.
+// When the call that makes a change returns, its event has reached the subscription.
 //
-// Events report changes, but are no complete record of them. Earlier changes are not reported;
-// among them are leases that expired while the queue was closed, if [Open] has already taken the
-// tasks back. A commit that fails is not reported, although the next Open may find its changes
-// stored; its shard sends no further events, and the subscription goes on with those of the others.
-//
-// Call [Subscription.Close] when you do not read it any more; until then it uses the memory of its
-// buffer. The queue never waits for it.
+// Events are no complete record: earlier ones are not reported, nor leases that expired while the
+// queue was closed, if [Open] has taken the tasks back. A commit that fails is not reported,
+// although the next Open may find its changes; its shard sends no further events. Use
+// [Subscription.Close] in the end: the queue never waits for it, but its buffer takes memory.
 //
 // Errors: [ErrInvalid], [ErrClosed], and [ErrNotLeader] or [ErrUncertain] in a cluster.
 func (q *Queue) Subscribe(opts SubscribeOptions) (_ *Subscription, err error) {
@@ -133,7 +117,6 @@ func (q *Queue) Subscribe(opts SubscribeOptions) (_ *Subscription, err error) {
 	return q.subscribe(context.Background(), opts)
 }
 
-// subscribe is Subscribe, which gives up when ctx ends.
 func (q *Queue) subscribe(ctx context.Context, opts SubscribeOptions) (*Subscription, error) {
 	if err := q.checkCall(context.Background()); err != nil {
 		return nil, err
@@ -168,7 +151,7 @@ func (q *Queue) subscribe(ctx context.Context, opts SubscribeOptions) (*Subscrip
 		return nil, err
 	}
 	if q.node != nil {
-		if err := q.node.publishInterests(ctx); err != nil {
+		if err := q.node.interests.Publish(ctx); err != nil {
 			events.Close()
 			return nil, err
 		}
@@ -202,7 +185,6 @@ func (sub *Subscription) Next(ctx context.Context) (_ Event, err error) {
 	return eventOf(&e), nil
 }
 
-// eventOf converts an event of the rules.
 func eventOf(e *engine.Event) Event {
 	return Event{
 		Kind: eventKindOf(e.Kind), ID: e.ID, Queue: e.Queue, Tenant: e.Tenant, Attempt: int(e.Attempt), Time: e.Time, LastError: e.LastError,
@@ -212,7 +194,6 @@ func eventOf(e *engine.Event) Event {
 
 var errNotSubscribed = fmt.Errorf("%w: this Subscription was not made by Subscribe", ErrClosed)
 
-// isMade reports whether Subscribe has made the subscription.
 func (sub *Subscription) isMade() bool { return sub != nil && sub.events != nil }
 
 // All yields the results of Next, and ends after the first error.
@@ -229,8 +210,7 @@ func (sub *Subscription) All(ctx context.Context) iter.Seq2[Event, error] {
 	}
 }
 
-// Lost returns how many events have been dropped because the buffer was full. All of them came
-// before the event that Next returns next.
+// Lost returns how many events a full buffer has dropped, all of them from before the next one.
 func (sub *Subscription) Lost() uint64 {
 	if !sub.isMade() {
 		return 0
@@ -238,8 +218,7 @@ func (sub *Subscription) Lost() uint64 {
 	return sub.events.Lost()
 }
 
-// Close ends the subscription and drops the unread events. It may be called more than once, and at
-// any moment.
+// Close ends the subscription and drops the unread events, at any moment, more than once too.
 func (sub *Subscription) Close() {
 	if sub.isMade() {
 		sub.events.Close()
@@ -247,14 +226,11 @@ func (sub *Subscription) Close() {
 	}
 }
 
-// In a cluster, the log entry of a change also carries its broadcast (events for subscribers,
-// outcomes for callers of Await, cancels for handlers), so that all nodes receive it in the order
-// of the log, whichever node led the shard then and leads it now. The interest of a node is stored
-// in each shard: from then on the leader adds the broadcasts of interest to its entries, and so
-// does the next leader. While no node is interested, entries have no broadcast.
+// In a cluster, the log entry of a change carries its broadcast (events for subscribers, outcomes
+// for callers of Await, cancels for handlers) to all nodes, in the order of the log. Each shard
+// stores the interest of a node: its leaders add the broadcasts of interest to their entries.
 
-// publish delivers the broadcast of a log entry on this node: after the entry is in the store, and
-// before any caller learns that it has been applied.
+// publish delivers the broadcast of a log entry in the store, before callers learn of the entry.
 func (r *replica) publish(b []byte) error {
 	if len(b) == 0 {
 		return nil
@@ -271,30 +247,18 @@ func (r *replica) publish(b []byte) error {
 	return nil
 }
 
-// want asks all shards to tell this node of something, from the next change on, until it is
-// released.
-func (n *node) want(ctx context.Context, kinds engine.KindSet) error {
-	return n.interests.Keep(kinds, func() error { return n.publishInterests(ctx) })
-}
-
-// publishInterests stores this node's interests in all shards: those of its calls, and those of its
-// subscriptions.
-func (n *node) publishInterests(ctx context.Context) error {
-	return n.interests.Set(ctx, n.queue.events.Wanted, func(all keys.InterestValue) error {
-		for i := range n.queue.replicas {
-			op := &interestOp{completion: newCompletion(callInterest), Interest: call.Interest{Node: n.Self().Node, Wants: all}}
-			if err := n.queue.ask(ctx, i, op); err != nil {
-				return err
-			}
+func (n *node) storeInterests(ctx context.Context, all keys.InterestValue) error {
+	for i := range n.queue.replicas {
+		op := &interestOp{completion: newCompletion(callInterest), Interest: call.Interest{Node: n.Self().Node, Wants: all}}
+		if err := n.queue.ask(ctx, i, op); err != nil {
+			return err
 		}
-		return nil
-	})
+	}
+	return nil
 }
 
-// withdrawInterests withdraws the interests that the node no longer has.
 func (n *node) withdrawInterests() {
-	withdraw := func() { n.interests.Withdraw(n.ctx, func() error { return n.publishInterests(n.ctx) }) }
-	n.background.Go(func() { contain(n.log, "withdrawal of interests", withdraw, nil) })
+	n.background.Go(func() { contain(n.log, "withdrawal of interests", func() { n.interests.Withdraw(n.ctx) }, nil) })
 }
 
 // interestOp stores the interests of a node; none, if the node has gone.

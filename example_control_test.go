@@ -278,3 +278,27 @@ func ExampleSettings_tenantWeights() {
 	fmt.Println()
 	// Output: small large large large small large large large
 }
+
+// A program declares the settings of its queues when it begins. Apply changes what differs.
+func ExampleQueue_Apply() {
+	q, done := open()
+	defer done()
+	declared := map[string]codeq.Settings{
+		"mail":  {Rate: 10, Policy: codeq.Policy{MaxAttempts: 5, Timeout: time.Minute}},
+		"video": {Concurrency: 2},
+	}
+	check(q.Configure(ctx, "video", func(s *codeq.Settings) { s.Concurrency = 4 }))
+	for range 2 {
+		changes, err := q.Apply(ctx, declared)
+		check(err)
+		fmt.Println(len(changes), "changes")
+		for _, c := range changes {
+			fmt.Println(c.Queue, c.Before.Concurrency, c.After.Concurrency)
+		}
+	}
+	// Output:
+	// 2 changes
+	// mail 0 0
+	// video 4 2
+	// 0 changes
+}

@@ -143,6 +143,29 @@ func ExampleQueue_ProduceBatch() {
 	// codeq: ProduceBatch: task 1: invalid Task.Priority: 10 (allowed: 0 to 9)
 }
 
+// An error says which tasks of a batch are not stored, and why.
+func ExampleQueue_ProduceBatch_duplicates() {
+	q, done := open()
+	defer done()
+
+	_, err := q.Produce(ctx, codeq.Task{Queue: "pay", Unique: codeq.Unique{Key: "order 17"}})
+	check(err)
+
+	_, err = q.ProduceBatch(ctx, []codeq.Task{
+		{Queue: "pay", Unique: codeq.Unique{Key: "order 16"}},
+		{Queue: "pay", Unique: codeq.Unique{Key: "order 17"}},
+	})
+	var batch *codeq.BatchError
+	if errors.As(err, &batch) {
+		for i, err := range batch.Errors {
+			fmt.Println(i, "stored:", err == nil, "duplicate:", errors.Is(err, codeq.ErrDuplicate))
+		}
+	}
+	// Output:
+	// 0 stored: true duplicate: false
+	// 1 stored: false duplicate: true
+}
+
 // Claim waits until there is a task.
 func ExampleQueue_Claim() {
 	q, done := open()
@@ -625,6 +648,19 @@ func ExampleBackoff_Delay() {
 	// 1m0s
 }
 
+// Linear and fixed waits.
+func ExampleBackoff() {
+	linear := codeq.Backoff{Base: time.Second, Step: time.Minute, Max: time.Hour, Factor: 1, Jitter: -1}
+	fixed := codeq.Backoff{Base: time.Second, Max: time.Hour, Factor: 1, Jitter: -1}
+	for attempt := 1; attempt <= 3; attempt++ {
+		fmt.Println(linear.Delay(attempt, 0), fixed.Delay(attempt, 0))
+	}
+	// Output:
+	// 1s 1s
+	// 1m1s 1s
+	// 2m1s 1s
+}
+
 func ExampleQueue_Get() {
 	q, done := open()
 	defer done()
@@ -756,4 +792,38 @@ func ExampleQueue_Await() {
 	// Output:
 	// 12 squared is 144
 	// 1000 is dead: too large
+}
+
+// Call produces a task, and returns the result of its handler.
+func ExampleCall() {
+	q, done := open()
+	defer done()
+	var mux codeq.Mux
+	codeq.Handle(&mux, "square", func(ctx context.Context, job *codeq.Job[int]) error {
+		if job.Args > 100 {
+			return codeq.DeadLetter(errors.New("too large"))
+		}
+		return job.SetResultValue(job.Args * job.Args)
+	})
+	run, stop := context.WithCancel(ctx)
+	ended := make(chan error)
+	go func() { ended <- q.Run(run, &mux, nil) }()
+
+	for _, n := range []int{12, 1000} {
+		task, err := codeq.NewTask("square", n)
+		check(err)
+		square, err := codeq.Call[int](ctx, q, task)
+		var failed *codeq.CallError
+		if errors.As(err, &failed) {
+			fmt.Println(n, "is", failed.Outcome.State, "since it is", failed.Outcome.LastError)
+			continue
+		}
+		check(err)
+		fmt.Println(n, "squared is", square)
+	}
+	stop()
+	check(<-ended)
+	// Output:
+	// 12 squared is 144
+	// 1000 is dead since it is too large
 }

@@ -59,6 +59,25 @@ func ExampleAttempt() {
 
 // A web page shows the latest dead letters, a few at a time. Its link to the next page contains the
 // cursor. It leaves out the payloads, since they may be large.
+// A search for the tasks of a customer.
+func ExamplePageOptions_search() {
+	q, done := open()
+	defer done()
+	for _, customer := range []string{"Ada", "Eve"} {
+		_, err := q.Produce(ctx, codeq.Task{Queue: "orders", Payload: []byte(`{"customer":"` + customer + `"}`)})
+		check(err)
+	}
+	page, err := q.ListPage(ctx, codeq.PageOptions{TaskFilter: codeq.TaskFilter{Text: "customer\":\"ada", Contents: true}})
+	check(err)
+	for _, task := range page.Tasks {
+		fmt.Println(string(task.Payload))
+	}
+	fmt.Println(page.Scanned, "looked at, last page:", page.Next == "")
+	// Output:
+	// {"customer":"Ada"}
+	// 2 looked at, last page: true
+}
+
 func ExampleQueue_ListPage() {
 	q, done := open()
 	defer done()

@@ -166,6 +166,28 @@ func ExampleQueue_TotalsByDay() {
 	// 1 produced on a day that began at 00:00 UTC
 }
 
+// What fails most, and since when?
+func ExampleQueue_DeadKinds() {
+	q, done := open()
+	defer done()
+	for _, cause := range []string{"no user 7", "no user 12", "disk full"} {
+		_, err := q.Produce(ctx, codeq.Task{Queue: "mail"})
+		check(err)
+		l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"mail"}})
+		check(err)
+		check(q.DeadLetter(ctx, l.Receipt, errors.New(cause)))
+	}
+
+	kinds, err := q.DeadKinds(ctx, "")
+	check(err)
+	for _, k := range kinds {
+		fmt.Printf("%d of %v: %s, today %d\n", k.Count, k.Queues, k.Kind, k.Days[0])
+	}
+	// Output:
+	// 2 of [mail]: no user #, today 2
+	// 1 of [mail]: disk full, today 1
+}
+
 func ExampleReader_Info() {
 	dir, _, _, end := closedMail()
 	defer end()

@@ -108,3 +108,21 @@ func ExampleQueue_ResumeSchedule() {
 	fmt.Println("ticks again within a minute:", time.Until(schedules[0].Next) <= time.Minute)
 	// Output: ticks again within a minute: true
 }
+
+// An operator does not wait for the night.
+func ExampleQueue_TriggerSchedule() {
+	q, done := open()
+	defer done()
+	check(q.SetSchedule(ctx, codeq.Schedule{
+		Name: "nightly report", Cron: "@daily",
+		Jitter: 10 * time.Minute, // not all reports at midnight
+		Task:   codeq.Task{Queue: "reports", Payload: []byte("of all shops")},
+	}))
+
+	_, err := q.TriggerSchedule(ctx, "nightly report")
+	check(err)
+	lease, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"reports"}})
+	check(err)
+	fmt.Printf("report %s\n", lease.Payload)
+	// Output: report of all shops
+}

@@ -30,11 +30,11 @@ func ExampleTask_after() {
 		return nil
 	})
 	codeq.Handle(&mux, "notify", func(ctx context.Context, job *codeq.Job[[]byte]) error {
-		video, err := q.Get(ctx, job.After[0])
+		parents, err := job.Parents(ctx)
 		if err != nil {
 			return err
 		}
-		fmt.Printf("%s is ready\n", video.Result)
+		fmt.Printf("%s is ready\n", parents[0].Result)
 		stop()
 		return nil
 	})
@@ -66,11 +66,11 @@ func ExampleNth() {
 	})
 	codeq.Handle(&mux, "report", func(ctx context.Context, job *codeq.Job[[]byte]) error {
 		var lines []string
-		for _, id := range job.After {
-			part, err := q.Get(ctx, id)
-			if err != nil {
-				return err
-			}
+		parts, err := job.Parents(ctx)
+		if err != nil {
+			return err
+		}
+		for _, part := range parts {
 			lines = append(lines, string(part.Result))
 		}
 		job.SetResult([]byte(strings.Join(lines, "\n")))
@@ -88,6 +88,43 @@ func ExampleNth() {
 	// Output:
 	// north: 5 letters
 	// south: 5 letters
+}
+
+// The handler of a task gets the results of all of its parents in one call.
+func ExampleJob_Parents() {
+	q, done := open()
+	defer done()
+
+	ctx, stop := context.WithCancel(ctx)
+	var mux codeq.Mux
+	codeq.Handle(&mux, "square", func(ctx context.Context, job *codeq.Job[int]) error {
+		return job.SetResultValue(job.Args * job.Args)
+	})
+	codeq.Handle(&mux, "sum", func(ctx context.Context, job *codeq.Job[[]byte]) error {
+		defer stop()
+		parents, err := job.Parents(ctx)
+		if err != nil {
+			return err
+		}
+		sum := 0
+		for _, parent := range parents {
+			square, err := codeq.ResultAs[int](parent)
+			if err != nil {
+				return err
+			}
+			sum += square
+		}
+		fmt.Println("sum of the squares:", sum)
+		return nil
+	})
+	_, err := q.ProduceBatch(ctx, []codeq.Task{
+		{Queue: "square", Payload: []byte("3"), Retention: time.Hour},
+		{Queue: "square", Payload: []byte("4"), Retention: time.Hour},
+		{Queue: "sum", After: []codeq.ID{codeq.Nth(0), codeq.Nth(1)}},
+	})
+	check(err)
+	check(q.Run(ctx, &mux, nil))
+	// Output: sum of the squares: 25
 }
 
 // OnDead says whether a task waits, is canceled, or runs when a task before it becomes a dead
@@ -272,10 +309,12 @@ func ExampleUnique_debounce() {
 			Queue:   "index",
 			Payload: []byte(text),
 			RunAt:   time.Now().Add(20 * time.Millisecond),
-			Unique:  codeq.Unique{Key: document, Replace: true},
+			Unique: codeq.Unique{
+				Key: document, Replace: true,
+				MaxWait:        time.Second, // after the first change, however many follow
+				ReleaseOnClaim: true,        // a change during the indexing makes a new task
+			},
 		})
-		// If a worker already has the last change, Produce returns ErrDuplicate. The program then
-		// tries again, or this change is lost.
 		check(err)
 	}
 	changed("readme", "codeq is a")
@@ -285,6 +324,7 @@ func ExampleUnique_debounce() {
 	lease, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"index"}})
 	check(err)
 	fmt.Printf("index: %s\n", lease.Payload)
+	changed("readme", "codeq is a durable task queue")
 	check(q.Complete(ctx, lease.Receipt, nil))
 
 	counts, err := q.Stats(ctx)
@@ -292,7 +332,7 @@ func ExampleUnique_debounce() {
 	fmt.Println("left:", counts["index"].Total())
 	// Output:
 	// index: codeq is a task queue
-	// left: 0
+	// left: 1
 }
 
 // An invoice is sent once a month. After a correction, an operator releases the key, so that the
@@ -351,6 +391,51 @@ func ExampleQueue_RedriveDead() {
 	// no dead letter any more: true
 }
 
+// A step had returned a wrong price. Once that is mended, the handler runs it, and all after it,
+// again; the steps before it are not repeated.
+func ExampleQueue_RedriveDeadFrom() {
+	q, done := open()
+	defer done()
+	var mux codeq.Mux
+	price := -1
+	codeq.Handle(&mux, "orders", func(ctx context.Context, _ *codeq.Job[string]) error {
+		step := func(name string, result int) int {
+			n, err := codeq.Step(ctx, name, func(context.Context) (int, error) {
+				fmt.Println("running", name)
+				return result, nil
+			})
+			check(err)
+			return n
+		}
+		step("reserve", 1)
+		if n := step("price", price); n < 0 {
+			return codeq.DeadLetter(fmt.Errorf("price %d", n))
+		}
+		return nil
+	})
+	task, err := codeq.NewTask("orders", "order 7")
+	check(err)
+	id, err := q.Produce(ctx, task)
+	check(err)
+	run := func() {
+		ctx, stop := context.WithCancel(ctx)
+		go func() {
+			check(q.WaitIdle(ctx))
+			stop()
+		}()
+		check(q.Run(ctx, &mux, nil))
+	}
+	run()
+
+	price = 5
+	check(q.RedriveDeadFrom(ctx, id, "price"))
+	run()
+	// Output:
+	// running reserve
+	// running price
+	// running price
+}
+
 // After an outage, its dead letters are tried again, at a rate that the server can bear. Dead
 // letters with another cause stay.
 func ExampleQueue_RedriveAllDead() {
@@ -391,4 +476,46 @@ func ExampleQueue_PurgeDead() {
 	// Output:
 	// forgotten: 2
 	// left: 0
+}
+
+// The tasks of a queue are tried three times, with a linear backoff, and each run of a handler has
+// a minute. A task may have a policy of its own.
+func ExamplePolicy() {
+	q, done := open()
+	defer done()
+	check(q.Configure(ctx, "mail", func(s *codeq.Settings) {
+		s.MaxAttempts, s.Timeout = 3, time.Minute
+		s.Backoff = codeq.Backoff{Base: time.Second, Step: 2 * time.Second, Jitter: -1}
+	}))
+	_, err := q.Produce(ctx, codeq.Task{Queue: "mail"})
+	check(err)
+	_, err = q.Produce(ctx, codeq.Task{Queue: "mail", Timeout: time.Hour})
+	check(err)
+	for range 2 {
+		l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"mail"}})
+		check(err)
+		fmt.Println(l.Timeout)
+	}
+	// Output:
+	// 1m0s
+	// 1h0m0s
+}
+
+// What happens at a death is the handler of another queue: the task there tells which one has died,
+// and why.
+func ExampleDeathOf() {
+	q, done := open()
+	defer done()
+	check(q.Configure(ctx, "mail", func(s *codeq.Settings) { s.DeadLetterQueue = "mail-failed" }))
+	_, err := q.Produce(ctx, codeq.Task{Queue: "mail", Payload: []byte("to anna")})
+	check(err)
+	l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"mail"}})
+	check(err)
+	check(q.DeadLetter(ctx, l.Receipt, errors.New("no such address")))
+
+	failed, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"mail-failed"}})
+	check(err)
+	d, _ := codeq.DeathOf(failed.Headers)
+	fmt.Printf("%s of %s: %s; %t\n", failed.Payload, d.Queue, d.Reason, d.ID == l.ID)
+	// Output: to anna of mail: no such address; true
 }

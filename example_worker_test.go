@@ -2,10 +2,12 @@ package codeq_test
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/gob"
 	"errors"
 	"fmt"
+	"io"
 	"log"
 	"log/slog"
 	"os"
@@ -15,6 +17,62 @@ import (
 
 	"codeq"
 )
+
+// A middleware of produces compresses payloads, and one of the handlers reverts it.
+func ExampleProduceMiddleware() {
+	dir, err := os.MkdirTemp("", "codeq-example-")
+	check(err)
+	defer os.RemoveAll(dir)
+	compress := func(next codeq.ProduceFunc) codeq.ProduceFunc {
+		return func(ctx context.Context, p codeq.Producing) ([]codeq.ID, error) {
+			for i := range p.Tasks {
+				var b bytes.Buffer
+				w := gzip.NewWriter(&b)
+				if _, err := w.Write(p.Tasks[i].Payload); err != nil {
+					return nil, err
+				}
+				if err := w.Close(); err != nil {
+					return nil, err
+				}
+				p.Tasks[i].Payload = b.Bytes()
+			}
+			return next(ctx, p)
+		}
+	}
+	q, err := codeq.Open(dir, &codeq.Options{Producing: []codeq.ProduceMiddleware{compress}})
+	check(err)
+	defer q.Close()
+
+	ctx, stop := context.WithCancel(ctx)
+	var mux codeq.Mux
+	mux.Use(func(next codeq.Handler) codeq.Handler {
+		return func(ctx context.Context, l *codeq.Lease) error {
+			r, err := gzip.NewReader(bytes.NewReader(l.Payload))
+			if err != nil {
+				return codeq.DeadLetter(err)
+			}
+			if l.Payload, err = io.ReadAll(r); err != nil {
+				return codeq.DeadLetter(err)
+			}
+			return next(ctx, l)
+		}
+	})
+	codeq.Handle(&mux, "mail", func(_ context.Context, job *codeq.Job[[]byte]) error {
+		defer stop()
+		fmt.Printf("%d bytes: %s ...\n", len(job.Args), job.Args[:5])
+		return nil
+	})
+
+	id, err := q.Produce(ctx, codeq.Task{Queue: "mail", Payload: bytes.Repeat([]byte("hello "), 1000)})
+	check(err)
+	stored, err := q.Get(ctx, id)
+	check(err)
+	fmt.Println("stored in less than 100 bytes:", len(stored.Payload) < 100)
+	check(q.Run(ctx, &mux, nil))
+	// Output:
+	// stored in less than 100 bytes: true
+	// 6000 bytes: hello ...
+}
 
 // The first middleware is the outermost one. The error from next shows the outcome of a task.
 func ExampleMux_Use() {
@@ -570,6 +628,148 @@ func ExampleSleep() {
 	// a reminder to anna in attempt 1
 }
 
+// An order waits for its approval, for a day at most, without a worker.
+func ExampleWaitSignal() {
+	q, done := open()
+	defer done()
+
+	ctx, stop := context.WithCancel(ctx)
+	var mux codeq.Mux
+	codeq.Handle(&mux, "orders", func(ctx context.Context, j *codeq.Job[string]) error {
+		by, err := codeq.WaitSignal[string](ctx, "approval", 24*time.Hour)
+		if errors.Is(err, codeq.ErrNoSignal) {
+			return codeq.DeadLetter(errors.New("nobody has approved it"))
+		} else if err != nil {
+			return err
+		}
+		fmt.Println(j.Args, "approved by", by)
+		stop()
+		return nil
+	})
+
+	task, err := codeq.NewTask("orders", "a lamp")
+	check(err)
+	id, err := q.Produce(ctx, task)
+	check(err)
+	check(q.Signal(ctx, id, "approval", "anna"))
+	check(q.Run(ctx, &mux, nil))
+	// Output: a lamp approved by anna
+}
+
+// An order is shipped by a task of another queue, which has attempts and limits of its own.
+func ExampleChild() {
+	q, done := open()
+	defer done()
+
+	ctx, stop := context.WithCancel(ctx)
+	var mux codeq.Mux
+	codeq.Handle(&mux, "parcels", func(_ context.Context, j *codeq.Job[string]) error {
+		fmt.Println("shipping", j.Args)
+		return j.SetResultValue("parcel 5")
+	})
+	codeq.Handle(&mux, "orders", func(ctx context.Context, j *codeq.Job[string]) error {
+		parcel, err := codeq.NewTask("parcels", j.Args)
+		if err != nil {
+			return err
+		}
+		number, err := codeq.Child[string](ctx, "ship", parcel)
+		var failed *codeq.CallError
+		if errors.As(err, &failed) {
+			return codeq.DeadLetter(failed)
+		} else if err != nil {
+			return err
+		}
+		fmt.Println(j.Args, "is", number)
+		stop()
+		return nil
+	})
+
+	task, err := codeq.NewTask("orders", "a lamp")
+	check(err)
+	_, err = q.Produce(ctx, task)
+	check(err)
+	check(q.Run(ctx, &mux, nil))
+	// Output:
+	// shipping a lamp
+	// a lamp is parcel 5
+}
+
+// A signal may come before the task waits for it; the second one of a name is refused.
+func ExampleQueue_Signal() {
+	q, done := open()
+	defer done()
+
+	id, err := q.Produce(ctx, codeq.Task{Queue: "orders"})
+	check(err)
+	check(q.Signal(ctx, id, "approval", "anna"))
+	err = q.Signal(ctx, id, "approval", "bob")
+	fmt.Println("again:", errors.Is(err, codeq.ErrDuplicate))
+	err = q.Signal(ctx, codeq.ID{1}, "approval", "anna")
+	fmt.Println("to nobody:", errors.Is(err, codeq.ErrNotFound))
+	// Output:
+	// again: true
+	// to nobody: true
+}
+
+// Another program sees how far a handler has come.
+func ExampleSetCursor() {
+	q, done := open()
+	defer done()
+
+	ctx, stop := context.WithCancel(ctx)
+	var mux codeq.Mux
+	codeq.Handle(&mux, "imports", func(ctx context.Context, j *codeq.Job[int]) error {
+		defer stop()
+		if err := codeq.SetCursor(ctx, "row", 4); err != nil {
+			return err
+		}
+		return codeq.RetryAfter(time.Hour, errors.New("the database is away"))
+	})
+
+	id, err := q.Produce(ctx, codeq.Task{Queue: "imports"})
+	check(err)
+	check(q.Run(ctx, &mux, nil))
+	info, err := q.Get(context.Background(), id)
+	check(err)
+	fmt.Printf("%s\n", info.Cursors["row"])
+	// Output: 4
+}
+
+// A long loop keeps how far it has come. Here its second run goes on after the fourth row.
+func ExampleCursor() {
+	q, done := open()
+	defer done()
+
+	ctx, stop := context.WithCancel(ctx)
+	var mux codeq.Mux
+	codeq.Handle(&mux, "imports", func(ctx context.Context, j *codeq.Job[int]) error {
+		last, err := codeq.Cursor[int](ctx, "row")
+		if err != nil {
+			return err
+		}
+		fmt.Println("begins after row", last)
+		for row := last + 1; row <= j.Args; row++ {
+			if row == 5 && j.Attempt == 1 {
+				return codeq.RetryAfter(0, errors.New("the database is away"))
+			}
+			if err := codeq.SetCursor(ctx, "row", row); err != nil {
+				return err
+			}
+		}
+		stop()
+		return nil
+	})
+
+	task, err := codeq.NewTask("imports", 7)
+	check(err)
+	_, err = q.Produce(ctx, task)
+	check(err)
+	check(q.Run(ctx, &mux, nil))
+	// Output:
+	// begins after row 0
+	// begins after row 4
+}
+
 // Mails go out in one request for each batch. The tasks of a batch are of one tenant, as
 // BatchOptions.By says, and each has its own verdict: the second one is tried again later.
 func ExampleHandleBatch() {
@@ -646,4 +846,121 @@ func ExampleJob_Context() {
 	err = q.Run(ctx, &mux, nil)
 	check(err)
 	// Output: mail true
+}
+
+// The tasks of an order follow each other, though they have handlers of their own.
+func ExampleHandleKind() {
+	q, done := open()
+	defer done()
+	for _, kind := range []string{"charge", "ship"} {
+		task, err := codeq.NewTask("orders", "order 7")
+		check(err)
+		task.Kind, task.Group = kind, "7"
+		_, err = q.Produce(ctx, task)
+		check(err)
+	}
+
+	ctx, stop := context.WithCancel(ctx)
+	var mux codeq.Mux
+	codeq.HandleKind(&mux, "orders", "charge", func(_ context.Context, job *codeq.Job[string]) error {
+		if job.Attempt == 1 {
+			return codeq.RetryAfter(0, errors.New("the bank does not answer"))
+		}
+		fmt.Println("charged", job.Args)
+		return nil
+	})
+	codeq.HandleKind(&mux, "orders", "ship", func(_ context.Context, job *codeq.Job[string]) error {
+		fmt.Println("shipped", job.Args)
+		stop()
+		return nil
+	})
+	check(q.Run(ctx, &mux, nil))
+	// Output:
+	// charged order 7
+	// shipped order 7
+}
+
+// Why has the task died? The log of its handlers is with it.
+func ExampleRunOptions_keepLogs() {
+	q, done := open()
+	defer done()
+	id, err := q.Produce(ctx, codeq.Task{Queue: "mail", MaxAttempts: 2})
+	check(err)
+
+	ctx, stop := context.WithCancel(ctx)
+	var mux codeq.Mux
+	codeq.Handle(&mux, "mail", func(ctx context.Context, job *codeq.Job[[]byte]) error {
+		codeq.LoggerFrom(ctx).Info("connected", "server", "mx.example.org")
+		if job.Attempt == 2 {
+			stop()
+		}
+		return codeq.RetryAfter(0, errors.New("no answer"))
+	})
+	check(q.Run(ctx, &mux, &codeq.RunOptions{KeepLogs: slog.LevelInfo}))
+	info, err := q.Get(context.Background(), id)
+	check(err)
+	fmt.Println(info.State)
+	for _, line := range info.Logs {
+		fmt.Println(line.Attempt, line.Level, line.Text)
+	}
+	// Output:
+	// dead
+	// 1 INFO connected server=mx.example.org
+	// 2 INFO connected server=mx.example.org
+}
+
+// The handler gives up after two attempts, one right after the other, before the tasks that wait.
+func ExamplePolicy_handler() {
+	q, done := open()
+	defer done()
+	id, err := q.Produce(ctx, codeq.Task{Queue: "mail"})
+	check(err)
+
+	ctx, stop := context.WithCancel(ctx)
+	var mux codeq.Mux
+	codeq.Handle(&mux, "mail", func(_ context.Context, j *codeq.Job[[]byte]) error {
+		if fmt.Println("attempt", j.Attempt); j.Attempt == 2 {
+			stop()
+		}
+		return errors.New("no connection")
+	}, codeq.Policy{MaxAttempts: 2, Backoff: codeq.Backoff{Base: time.Millisecond, Factor: 1}, RetryFirst: true})
+	check(q.Run(ctx, &mux, nil))
+
+	task, err := q.Get(context.Background(), id)
+	check(err)
+	fmt.Println(task.State)
+	// Output:
+	// attempt 1
+	// attempt 2
+	// dead
+}
+
+// A handler that ignores its context does not stop the others: another one gets its place.
+func ExampleRunOptions_replaceStuck() {
+	q, done := open()
+	defer done()
+	check(q.Configure(ctx, "video", func(s *codeq.Settings) { s.Timeout = 10 * time.Millisecond }))
+	for _, queue := range []string{"video", "mail"} {
+		_, err := q.Produce(ctx, codeq.Task{Queue: queue})
+		check(err)
+	}
+
+	ctx, stop := context.WithCancel(ctx)
+	sent := make(chan struct{})
+	var mux codeq.Mux
+	codeq.Handle(&mux, "video", func(context.Context, *codeq.Job[[]byte]) error {
+		<-sent
+		fmt.Println("the video is late")
+		stop()
+		return nil
+	})
+	codeq.Handle(&mux, "mail", func(context.Context, *codeq.Job[[]byte]) error {
+		fmt.Println("the mail is sent")
+		close(sent)
+		return nil
+	})
+	check(q.Run(ctx, &mux, &codeq.RunOptions{Queues: []string{"video", "mail"}, Concurrency: 1, ReplaceStuck: 1}))
+	// Output:
+	// the mail is sent
+	// the video is late
 }

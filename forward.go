@@ -23,7 +23,6 @@ type request interface {
 	call.Wire
 }
 
-// tryAgain prepares an operation for another try.
 func tryAgain(op request) {
 	op.base().err = nil
 	op.Again()
@@ -32,7 +31,6 @@ func tryAgain(op request) {
 // abandoned is a request that may wait for long: its caller may give up.
 type abandoned interface{ abandon(*shard) }
 
-// parse takes all of a message apart by read.
 func parse(message []byte, read func(*wire.Reader)) error {
 	r := wire.NewReader(message)
 	read(r)
@@ -43,7 +41,6 @@ func parse(message []byte, read func(*wire.Reader)) error {
 // this node leads the shard, and is otherwise sent to the node that does, and resolved by the owner
 // there. A shard that is between two leaders is waited for (cluster.Tries).
 
-// do makes a shard resolve an operation, on whichever node leads it.
 func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err error) {
 	r, verb := n.queue.replicas[shard], op.verb()
 	var limit *base.Limit // nil: the operation waits on purpose
@@ -77,7 +74,6 @@ func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err
 	}
 }
 
-// forward sends an operation to the node that leads a shard.
 func (n *node) forward(ctx context.Context, r *replica, op request, limit *base.Limit) error {
 	body := op.Append(make([]byte, cluster.CallHeader, 256))
 	reply, err := r.group.Call(ctx, limit, byte(op.base().kind), body, op.verb().is(urgent))
@@ -104,8 +100,8 @@ func (q *Queue) requestOf(kind byte, from string, body []byte) (request, error) 
 	return op, nil
 }
 
-// produce is do for a produce, which gets a number (session), so that its tries have one effect.
-// If the node's incarnation is refused, no try was applied, and another one gives a new number.
+// produce is do for a produce, which gets a number (session), so that its tries have one effect. If
+// the node's incarnation is refused, no try was applied, and another one gives a new number.
 func (n *node) produce(ctx context.Context, shard int, op *produceOp) (settled bool, err error) {
 	calls := n.queue.replicas[shard].producing
 	begun := time.Now()
@@ -132,5 +128,8 @@ func (n *node) doNumbered(ctx context.Context, shard int, calls *call.Session, o
 	op.Call = calls.Begin()
 	op.Call.Node = n.Self().Node
 	defer calls.End(op.Call.Seq)
+	if op.hears != nil {
+		n.queue.replicas[shard].awaits.Expect(op.Call.Incarnation, op.Call.Seq, op.hears)
+	}
 	return n.do(ctx, shard, op)
 }

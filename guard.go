@@ -39,8 +39,7 @@ func guarded(log *slog.Logger, what string, f func() error) (err error) {
 	return err
 }
 
-// contain calls f; a panic is logged, and caught gets it as an *ownPanic. caught is nil if nothing
-// depends on f.
+// contain calls f; a panic is logged, and caught, which may be nil, gets it as an *ownPanic.
 func contain(log *slog.Logger, what string, f func(), caught func(error)) {
 	guard.Contain(log, what, f, func(value any, stack []byte) {
 		if caught != nil {

@@ -8,6 +8,7 @@ import (
 
 	"codeq/internal/call"
 	"codeq/internal/cluster"
+	"codeq/internal/convert"
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
@@ -70,7 +71,7 @@ func (s *shard) inspect() *inspect.Owner {
 
 func (op *inspection) resolve(s *shard) {
 	o := s.inspect()
-	o.Busy = len(s.undecided.deferred) > 0 || s.claims.MayServe() || s.due()
+	o.Busy = s.undecided.HasDeferred() || len(s.undecided.batches) > 0 || s.claims.MayServe() || s.due()
 	op.err = op.look(o)
 	s.commit = o.Commit
 	s.settleAfterCommit(op)
@@ -127,8 +128,8 @@ func (i inspected) Options() any {
 func (i inspected) Directory() *manifest.Directory { return i.q.dir }
 
 func (i inspected) RaiseBarrier(ctx context.Context) (resume func() error, err error) {
-	b, err := i.q.raiseBarrier(ctx)
-	return b.resume, err
+	b, err := convert.Raise(ctx, (*owners)(i.q))
+	return b.Resume, err
 }
 
 func (i inspected) Leaders() cluster.Leaders { return (*leaders)(i.q.node) }

@@ -8,30 +8,26 @@ import (
 	"codeq/internal/call"
 	"codeq/internal/engine"
 	"codeq/internal/guard"
+	"codeq/internal/keys"
 	"codeq/internal/record"
 )
 
-// Complete finishes a task. When the task has a retention, it is kept with result for that long;
-// otherwise result is dropped. The tasks in next are produced in the same commit: either the task
-// is done and all of them exist, or neither. Those with an idempotency key that is taken are left
-// out. With several shards, those with a LimitKey, Group or idempotency key, and those that wait
-// for them ([Nth]), appear in their own shard a moment later, each exactly once. If some have
-// parents ([Task].After), Complete waits until the parents' shards have noted them, as
-// [Queue.Produce] does: an error that says so matches [ErrUncertain], and the task is done. A
-// follow-up may wait for the task itself, which counts as completed. If one ends before another
-// that waits for it is in its shard, it counts as long as [Queue.Await] returns its outcome.
+// Complete finishes a task, which is kept with result for its retention, if it has one. The same
+// commit produces the tasks in next: either the task is done and all of them exist, or neither.
+// Those with a taken idempotency key are left out. With several shards, those with a LimitKey,
+// Group or idempotency key, and those that wait for them ([Nth]), appear in their shard a moment
+// later, exactly once. If some have parents ([Task].After), Complete waits until the parents'
+// shards have noted them, as [Queue.Produce] does; if that fails, the error matches [ErrUncertain],
+// and the task is done. A follow-up may wait for the task itself, which counts as completed. One
+// that ends before another that waits for it is in its shard counts as long as [Queue.Await]
+// returns its outcome.
 //
-// Complete returns [ErrLeaseLost] if the lease of the receipt is not in force; then next was not
-// produced either. An error that matches [ErrUncertain] leaves the outcome open. It is safe to
-// complete again until a call succeeds or returns [ErrLeaseLost], which it does at the latest when
-// the lease would have expired.
+// After [ErrLeaseLost] (the lease is not in force) next was not produced either. After
+// [ErrUncertain], complete again until a call succeeds or returns ErrLeaseLost, at the latest when
+// the lease would have expired. Verbs with a [Receipt] are safe for concurrent use.
 //
-// All verbs that take a [Receipt] are safe for concurrent use; if several end the same lease, one
-// succeeds.
-//
-// Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled), [ErrNotFound]
-// ([RefuseOnMissing]), [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and
-// that of ctx.
+// Errors: [ErrLeaseLost] (with [ErrCanceled] after a cancel), [ErrNotFound] ([RefuseOnMissing]),
+// those of changes (see [Queue]), and that of ctx.
 func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...Task) (err error) {
 	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
@@ -62,8 +58,18 @@ func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...
 	return err
 }
 
-// prepareNext checks and prepares the follow-ups of a completion in a shard.
-func (q *Queue) prepareNext(ctx context.Context, op *completeOp, next []Task, shard int) (err error) {
+func (q *Queue) prepareNext(ctx context.Context, op *completeOp, next []Task, shard int) error {
+	if len(q.opts.Producing) == 0 {
+		return q.checkNext(ctx, op, next, shard)
+	}
+	_, err := q.opts.through(ctx, Producing{Tasks: next, FollowUp: true}, func(ctx context.Context, tasks []Task) ([]ID, error) {
+		op.Next = op.Next[:0] // of a call before
+		return nil, q.checkNext(ctx, op, tasks, shard)
+	})
+	return err
+}
+
+func (q *Queue) checkNext(ctx context.Context, op *completeOp, next []Task, shard int) (err error) {
 	if op.Next, err = q.prepareBatch("Complete", next, op.Next); err != nil {
 		return err
 	}
@@ -73,12 +79,10 @@ func (q *Queue) prepareNext(ctx context.Context, op *completeOp, next []Task, sh
 	return q.checkParents(ctx, "Complete", op.Next)
 }
 
-// Retry ends a failed attempt, which counts. The task waits as long as opts say and is then ready
-// again, behind the tasks of its lane that are ready by then; out of attempts, it becomes a dead
-// letter.
+// Retry ends a failed attempt, which counts. The task waits as opts say and is then ready again,
+// behind the ready tasks of its lane; out of attempts, it becomes a dead letter.
 //
-// Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled),
-// [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
+// Errors: [ErrLeaseLost] (with [ErrCanceled]), those of changes (see [Queue]), and that of ctx.
 func (q *Queue) Retry(ctx context.Context, r Receipt, opts RetryOptions) (err error) {
 	defer public(&err)
 	op := retryOf(opts.After)
@@ -99,10 +103,9 @@ func retryOf(after time.Duration) call.Fail {
 }
 
 // Release gives a task back without counting the attempt. It is ready again after the given time,
-// at once for 0, behind the tasks of its lane that are ready by then.
+// at once for 0, behind the ready tasks of its lane.
 //
-// Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled),
-// [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
+// Errors: [ErrLeaseLost] (with [ErrCanceled]), those of changes (see [Queue]), and that of ctx.
 func (q *Queue) Release(ctx context.Context, r Receipt, after time.Duration) (err error) {
 	defer public(&err)
 	if err := checkRelease(after); err != nil {
@@ -118,21 +121,18 @@ func checkRelease(after time.Duration) error {
 	return nil
 }
 
-// DeadLetter makes a task a dead letter, even if it has attempts left. cause, which may be nil, is
-// kept with it.
+// DeadLetter makes a task a dead letter, even with attempts left. It keeps cause, which may be nil.
 //
-// Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled),
-// [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
+// Errors: [ErrLeaseLost] (with [ErrCanceled]), those of changes (see [Queue]), and that of ctx.
 func (q *Queue) DeadLetter(ctx context.Context, r Receipt, cause error) (err error) {
 	defer public(&err)
 	return q.failed(ctx, r, call.Fail{How: engine.FailDead | engine.StillRuns}, cause)
 }
 
-// Extend moves the deadline of a lease to d from now. d is 10 ms to 365 days. When the lease
-// expires, the task is ready again, and the attempt counts; see [Queue.Claim] for its place.
+// Extend moves the deadline of a lease to d from now, 10 ms to 365 days. When the lease expires,
+// the task is ready again, and the attempt counts; see [Queue.Claim] for its place.
 //
-// Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled),
-// [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
+// Errors: [ErrLeaseLost] (with [ErrCanceled]), those of changes (see [Queue]), and that of ctx.
 func (q *Queue) Extend(ctx context.Context, r Receipt, d time.Duration) (err error) {
 	defer public(&err)
 	if err := checkExtension(d); err != nil {
@@ -148,7 +148,6 @@ func checkExtension(d time.Duration) error {
 	return nil
 }
 
-// completeOp finishes a task and produces its follow-ups.
 type completeOp struct {
 	completion
 	call.Complete
@@ -183,7 +182,6 @@ func (o *ofRunner) tell(op leaseEnd, err error) bool {
 	return true
 }
 
-// completeOp returns an operation without a result and follow-ups.
 func (q *Queue) completeOp(r Receipt) *completeOp {
 	op, ok := q.pools.complete.Get().(*completeOp)
 	if !ok {
@@ -223,7 +221,7 @@ func (op *completeOp) settle(err error) {
 
 func (op *completeOp) resolve(s *shard) {
 	takeNotes(s, op.Receipt, op.Notes)
-	v, err := s.rules.Complete(op.Receipt, op.Result, op.Next, op.StillRuns)
+	v, err := s.rules.Complete(op.Receipt, op.Result, op.Retention, op.Next, op.StillRuns)
 	s.conclude(op, &op.completion, v, err)
 }
 
@@ -234,7 +232,6 @@ func takeNotes(s *shard, r engine.Receipt, n *record.Notes) {
 	}
 }
 
-// failOp ends a lease without completing the task.
 type failOp struct {
 	completion
 	call.Fail
@@ -267,26 +264,20 @@ func (op *failOp) resolve(s *shard) {
 	if op.How == engine.FailSuspend {
 		v, err = s.rules.Suspend(op.Receipt, op.Wait, op.Step.Number, &op.Step.Step)
 	} else {
-		v, err = s.rules.Fail(op.Receipt, op.How, op.Wait, op.Cause)
+		v, err = s.rules.Fail(op.Receipt, op.How, op.Policy, op.Wait, op.Cause)
 	}
 	s.conclude(op, &op.completion, v, err)
 }
 
 // Lease is a claimed task, leased to the worker until Deadline.
 type Lease struct {
-	ID ID `json:",omitzero"`
-	// Receipt is the argument of the verbs that end or extend the lease.
-	Receipt Receipt `json:",omitzero"`
+	ID      ID      `json:",omitzero"`
+	Receipt Receipt `json:",omitzero"` // the argument of the verbs that end or extend the lease
 	Task
-	// Attempt is the number of attempts of this task, this one included.
-	Attempt int `json:",omitzero"`
-	// Deadline is when the lease expires, unless it is extended, by the wall clock of the process
-	// that granted it.
-	Deadline time.Time `json:",omitzero"`
-	// LastError is the error of the last failed attempt.
-	LastError string `json:",omitzero"`
-	// Metadata holds the values that handlers of earlier attempts have set by [SetMetadata]. It
-	// must only be read.
+	Attempt   int       `json:",omitzero"` // how many attempts the task has had, this one included
+	Deadline  time.Time `json:",omitzero"` // when it expires, unless extended, by the wall clock of the process that granted it
+	LastError string    `json:",omitzero"` // of the last failed attempt
+	// Metadata has the values of earlier attempts by [SetMetadata]. It must only be read.
 	Metadata map[string]string `json:",omitempty"`
 }
 
@@ -300,13 +291,11 @@ type Receipt struct {
 // String returns the text form, ID.token.
 func (r Receipt) String() string { return r.inner().String() }
 
-// MarshalText returns the text form, ID.token.
 func (r Receipt) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 
-// UnmarshalText reads the text form, and returns an error that matches [ErrInvalid] for anything
-// else.
+// UnmarshalText reads the text of String, and returns [ErrInvalid] for any other.
 func (r *Receipt) UnmarshalText(b []byte) error {
-	read, ok := engine.ParseReceipt(b)
+	read, ok := keys.ParseReceipt(b)
 	if !ok {
 		return &InvalidError{"Receipt", string(b), "ID.token"}
 	}
@@ -314,17 +303,12 @@ func (r *Receipt) UnmarshalText(b []byte) error {
 	return nil
 }
 
-// receiptOf converts a receipt of the engine.
 func receiptOf(r engine.Receipt) Receipt { return Receipt{ID: r.ID, Token: r.Token} }
 
-// inner converts a receipt for the engine.
 func (r Receipt) inner() engine.Receipt { return engine.Receipt{ID: r.ID, Token: r.Token} }
 
 // RetryOptions are the options of [Queue.Retry].
 type RetryOptions struct {
-	// Err is stored with the task; its text is LastError of the next [Lease].
-	Err error
-	// After is how long the task waits before it is ready again. 0: by [Options.Backoff]; negative:
-	// not at all.
-	After time.Duration
+	Err   error         // stored with the task; its text is LastError of the next [Lease]
+	After time.Duration // until the task is ready again. 0: by its [Policy]; negative: at once.
 }

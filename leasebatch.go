@@ -27,22 +27,17 @@ type Completion struct {
 // Failure is the end of one failed attempt of a [Queue.RetryBatch] or [Queue.DeadLetterBatch].
 type Failure struct {
 	Receipt Receipt
-	// Err is stored with the task; nil: nothing is.
-	Err error
-	// After is [RetryOptions].After. It must be 0 for a dead letter.
-	After time.Duration
+	Err     error         // stored with the task; nil: nothing is
+	After   time.Duration // [RetryOptions].After; 0 for a dead letter
 }
 
-// BatchError says how each element of a batch has gone, if some have not gone well. [errors.Is] and
-// [errors.As] find the errors in it.
+// BatchError has the error of each element of a batch; [errors.Is] and [errors.As] find them.
 type BatchError struct {
 	Errors []error // by the index of the element; nil: it has gone well
 }
 
-// shownErrors is how many errors the text of a BatchError has.
 const shownErrors = 3
 
-// Error counts the errors, and has the text of the first ones.
 func (e *BatchError) Error() string {
 	var text strings.Builder
 	failed := 0
@@ -65,23 +60,18 @@ func (e *BatchError) Unwrap() []error {
 	return slices.DeleteFunc(slices.Clone(e.Errors), func(err error) bool { return err == nil })
 }
 
-// CompleteBatch finishes tasks, each as [Queue.Complete] does: in one call, and one commit for each
-// shard that has some of them. It is not atomic: each completion has an outcome of its own. Those
-// that have gone well have, whatever happens to the others. If some have not, the error is a
-// [*BatchError], with the error of each. Of two completions with the same receipt the second one is
-// [ErrLeaseLost].
+// CompleteBatch finishes tasks, each as [Queue.Complete] does, in one call, and one commit a shard
+// (several if the shard is busy and the batch large). It is not atomic: if some completions fail,
+// the others do not, and the error is a [*BatchError]. Of two with the same receipt the second one
+// is [ErrLeaseLost]. Another error, that of Complete, refuses a batch before anything is written:
+// of more than [Limits.Batch] completions or follow-ups, of more than [Limits.BatchBytes] of
+// results and payloads, or with a completion that is invalid by itself.
 //
-// A batch that is refused before anything is written returns another error, that of Complete: one
-// of more than [Limits.Batch] completions, or as many follow-ups; of more than [Limits.BatchBytes]
-// of results and payloads; or with a completion that is invalid by itself. A shard that is busy may
-// put a large batch into several commits.
-//
-// Errors: [ErrInvalid], [ErrNotFound] ([RefuseOnMissing]), [ErrDiskFull], [ErrFailed],
-// [ErrNotLeader], [ErrClosed], that of ctx, and a [*BatchError] of these, [ErrLeaseLost] and
-// [ErrUncertain].
+// Errors: [ErrNotFound] ([RefuseOnMissing]), those of changes (see [Queue]) but ErrUncertain, that
+// of ctx, and a [*BatchError] of these, [ErrLeaseLost] and [ErrUncertain].
 func (q *Queue) CompleteBatch(ctx context.Context, completions []Completion) (err error) {
 	defer public(&err)
-	if ctx, err = q.begin(ctx); err != nil {
+	if err = q.checkCall(ctx); err != nil {
 		return err
 	}
 	b, err := q.newLeaseCalls("CompleteBatch", len(completions))
@@ -109,14 +99,13 @@ func (q *Queue) CompleteBatch(ctx context.Context, completions []Completion) (er
 		}
 		b.add(c.Receipt, op)
 	}
-	return q.doLeases(ctx, b)
+	return q.doLeases(q.backend.begin(ctx), b) // the time of the call begins after the middleware
 }
 
-// RetryBatch ends failed attempts, each as [Queue.Retry] does, in one call, as
-// [Queue.CompleteBatch] completes tasks. The texts of the errors count for [Limits.BatchBytes].
+// RetryBatch is [Queue.Retry] for many, with outcomes as of [Queue.CompleteBatch]. The texts of the
+// errors count for [Limits.BatchBytes].
 //
-// Errors: [ErrInvalid], [ErrDiskFull], [ErrFailed], [ErrNotLeader], [ErrClosed], that of ctx, and a
-// [*BatchError] of these, [ErrLeaseLost] and [ErrUncertain].
+// Errors: those of [Queue.CompleteBatch] but [ErrNotFound], and that of ctx.
 func (q *Queue) RetryBatch(ctx context.Context, failures []Failure) (err error) {
 	defer public(&err)
 	return q.failBatch(ctx, "RetryBatch", failures, func(f *Failure) (call.Fail, error) {
@@ -124,11 +113,9 @@ func (q *Queue) RetryBatch(ctx context.Context, failures []Failure) (err error) 
 	})
 }
 
-// DeadLetterBatch makes dead letters of tasks, each as [Queue.DeadLetter] does, in one call, as
-// [Queue.CompleteBatch] completes tasks. The texts of the errors count for [Limits.BatchBytes].
+// DeadLetterBatch is [Queue.DeadLetter] for many, as [Queue.RetryBatch] is [Queue.Retry].
 //
-// Errors: [ErrInvalid], [ErrDiskFull], [ErrFailed], [ErrNotLeader], [ErrClosed], that of ctx, and a
-// [*BatchError] of these, [ErrLeaseLost] and [ErrUncertain].
+// Errors: those of [Queue.CompleteBatch] but [ErrNotFound], and that of ctx.
 func (q *Queue) DeadLetterBatch(ctx context.Context, failures []Failure) (err error) {
 	defer public(&err)
 	return q.failBatch(ctx, "DeadLetterBatch", failures, func(f *Failure) (call.Fail, error) {
@@ -139,11 +126,9 @@ func (q *Queue) DeadLetterBatch(ctx context.Context, failures []Failure) (err er
 	})
 }
 
-// ReleaseBatch gives tasks back, each as [Queue.Release] does, in one call, as
-// [Queue.CompleteBatch] completes tasks.
+// ReleaseBatch is [Queue.Release] for many, with outcomes as of [Queue.CompleteBatch].
 //
-// Errors: [ErrInvalid], [ErrDiskFull], [ErrFailed], [ErrNotLeader], [ErrClosed], that of ctx, and a
-// [*BatchError] of these, [ErrLeaseLost] and [ErrUncertain].
+// Errors: those of [Queue.CompleteBatch] but [ErrNotFound], and that of ctx.
 func (q *Queue) ReleaseBatch(ctx context.Context, receipts []Receipt, after time.Duration) (err error) {
 	defer public(&err)
 	if err := checkRelease(after); err != nil {
@@ -158,11 +143,9 @@ func (q *Queue) ReleaseBatch(ctx context.Context, receipts []Receipt, after time
 	})
 }
 
-// ExtendBatch moves the deadlines of leases, each as [Queue.Extend] does, in one call, as
-// [Queue.CompleteBatch] completes tasks.
+// ExtendBatch is [Queue.Extend] for many, with outcomes as of [Queue.CompleteBatch].
 //
-// Errors: [ErrInvalid], [ErrDiskFull], [ErrFailed], [ErrNotLeader], [ErrClosed], that of ctx, and a
-// [*BatchError] of these, [ErrLeaseLost] and [ErrUncertain].
+// Errors: those of [Queue.CompleteBatch] but [ErrNotFound], and that of ctx.
 func (q *Queue) ExtendBatch(ctx context.Context, receipts []Receipt, d time.Duration) (err error) {
 	defer public(&err)
 	if ctx, err = q.begin(ctx); err != nil {
@@ -181,7 +164,6 @@ func (q *Queue) ExtendBatch(ctx context.Context, receipts []Receipt, d time.Dura
 	return q.doLeases(ctx, b)
 }
 
-// failBatch ends leases without completions; of tells how.
 func (q *Queue) failBatch(ctx context.Context, verb string, failures []Failure, of func(*Failure) (call.Fail, error)) (err error) {
 	if ctx, err = q.begin(ctx); err != nil {
 		return err
@@ -206,7 +188,6 @@ func (q *Queue) failBatch(ctx context.Context, verb string, failures []Failure, 
 	return q.doLeases(ctx, b)
 }
 
-// leaseCalls is the operations of a verb on many leases.
 type leaseCalls struct {
 	verb  string
 	parts []*leaseOps // by shard; nil: none
@@ -216,7 +197,6 @@ type leaseCalls struct {
 	bytes int         // of results, payloads and the texts of errors
 }
 
-// newLeaseCalls refuses a batch of too many elements.
 func (q *Queue) newLeaseCalls(verb string, n int) (*leaseCalls, error) {
 	if n > q.opts.Limits.Batch {
 		return nil, &InvalidError{verb + " elements", n, atMostTasks(q.opts.Limits.Batch)}
@@ -273,24 +253,26 @@ func (q *Queue) doLeasesOf(ctx context.Context, shard int, b *leaseOps, failed f
 	}
 }
 
-// leaseOps is operations that end or extend leases of a shard. They are decided as if their callers
-// had come one after the other: in one group, unless it is full.
+// leaseOps is operations that end or extend leases of a shard. They are decided one after the
+// other, in one group, unless it is full: then those of other callers come between.
 type leaseOps struct {
 	completion
-	ops  []request // completions, failures and extensions; each keeps its outcome
-	left int       // that have no outcome yet; the owner's
+	ops []request // completions, failures and extensions; each keeps its outcome
+
+	// Of the owner.
+	next   int    // index of the next operation to decide
+	left   int    // that have no outcome yet
+	judged uint64 // round.Judged for all of them
 }
 
-// resolve puts the operations in place of this one. REQUIRES: the owner has just taken it from the
-// inbox: it is never put off, as it writes nothing itself.
+// resolve puts the operations behind those of other callers. REQUIRES: the owner has just taken the
+// batch from the inbox: it is never put off, as it writes nothing itself.
 func (b *leaseOps) resolve(s *shard) {
-	b.left = len(b.ops)
-	ops := make([]operation, b.left)
-	for i, op := range b.ops {
+	b.next, b.left, b.judged = 0, len(b.ops), s.rules.Judged // an earlier owner may have decided some
+	for _, op := range b.ops {
 		op.base().reply = func(err error) { b.answer(op, err) }
-		ops[i] = op
 	}
-	s.undecided.taken = slices.Insert(s.undecided.taken, s.undecided.cursor, ops...)
+	s.undecided.batches = append(s.undecided.batches, b)
 }
 
 // answer keeps the outcome of an operation. The last one settles the whole.
@@ -301,7 +283,6 @@ func (b *leaseOps) answer(op request, err error) {
 	}
 }
 
-// weigh gives the outcomes their meaning together with the tries before.
 func (b *leaseOps) weigh(t *cluster.Tries) {
 	for _, op := range b.ops {
 		c := op.base()
@@ -323,13 +304,11 @@ func (b *leaseOps) Read(r *wire.Reader) {
 		r.Fail()
 	}
 	for ; n > 0; n-- {
-		kind := callKind(r.Byte())
-		if kind != callComplete && kind != callFail && kind != callExtend {
-			r.Fail()
-			return
+		var op request
+		if kind := callKind(r.Byte()); kind == callComplete || kind == callFail || kind == callExtend {
+			op = verbs[kind].new("")
 		}
-		op := verbs[kind].new("")
-		if parse(r.Bytes(), op.Read) != nil {
+		if op == nil || parse(r.Bytes(), op.Read) != nil {
 			r.Fail()
 			return
 		}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -240,4 +242,33 @@ func (f *failsLater) Commit(b *pebble.Batch) error {
 		return testkit.ErrDisk
 	}
 	return f.Committer.Commit(b)
+}
+
+// TestLeaseBatchIsFair: the operations of other callers come between those of a batch that takes
+// many commits.
+func TestLeaseBatchIsFair(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1, GroupCap: 2}, func(t *testing.T, q *codeq.Queue) {
+		leases := claimed(t, q, 20, codeq.Task{Queue: "a"})
+		events, err := q.Subscribe(codeq.SubscribeOptions{})
+		require.NoError(t, err)
+		defer events.Close()
+		free := make(chan struct{})
+		var calls sync.WaitGroup
+		call := func(do func() error) {
+			calls.Go(func() { require.NoError(t, do()) })
+			synctest.Wait()
+		}
+		call(func() error { return inspect.Of(q).Owner(0, func(*inspect.Owner) error { <-free; return nil }) })
+		call(func() error { return q.ReleaseBatch(t.Context(), receiptsOf(leases), time.Hour) })
+		call(func() error { _, err := q.Produce(t.Context(), codeq.Task{Queue: "b"}); return err })
+		close(free)
+		calls.Wait()
+		var order []codeq.EventKind
+		for len(order) < len(leases)+1 {
+			e, err := events.Next(t.Context())
+			require.NoError(t, err)
+			order = append(order, e.Kind)
+		}
+		require.Less(t, slices.Index(order, codeq.EventProduced), 4, "%v", order)
+	})
 }

@@ -12,35 +12,29 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/engine"
 	"codeq/internal/listing"
+	"codeq/internal/record"
 )
 
 // ListOptions selects the tasks that [Queue.List] yields.
 type ListOptions struct {
-	State   State    // required
-	Queue   string   // "": all queues
-	Tenants []string // none: all tenants; "" stands for tasks without one
-	// From and To bound [TaskInfo.At], which is by the wall clock: at or after From, and before To.
-	// Zero: no bound.
-	From, To time.Time
+	State    State     // required
+	Queue    string    // "": all queues
+	Tenants  []string  // none: all tenants; "" stands for tasks without one
+	From, To time.Time // of [TaskInfo.At], by the wall clock: at or after From, and before To. Zero: no bound.
 }
 
 // List yields the tasks of one state, of all shards in one order:
 //
-//   - [Ready] and [Leased]: by queue, by priority (the highest first), by tenant, then by the time
-//     since when they are ready;
+//   - [Ready] and [Leased]: by queue, priority (highest first), tenant, and since when ready;
 //   - [Scheduled]: by time;
-//   - [Blocked]: by queue; tasks that wait for the same parents, group or limit are together, by
-//     the time of their produce;
-//   - [Dead], [Done], [Canceled]: by queue, by the time until which they are kept (rounded), then
-//     by the time of their produce.
+//   - [Blocked]: by queue, by the awaited parents, group or limit, by time of the produce;
+//   - [Dead], [Done], [Canceled]: by queue, end of their retention (rounded), time of the produce.
 //
-// List reads some hundred tasks of a shard at a time. Such a page is linearizable, on a queue by
-// itself as in a cluster: it shows the shard at one moment, with what any call had done that
-// returned before List began. Later pages, and pages of other shards, are of other moments: a task
-// that changes its state meanwhile may be missed. The sequence ends after the first error.
+// List reads some hundred tasks of a shard at a time. Such a page is linearizable: it shows the
+// shard at one moment, after all calls that returned before List began. Pages differ in their
+// moments: a task that changes meanwhile may be missed. It ends after an error.
 //
-// Errors: [ErrInvalid], [ErrCorrupt], [ErrUncertain] and [ErrNotLeader] (in a cluster),
-// [ErrFailed], [ErrClosed], and that of ctx.
+// Errors: [ErrInvalid] and the others of reads (see [Queue]), and that of ctx.
 func (q *Queue) List(ctx context.Context, opts ListOptions) iter.Seq2[*TaskInfo, error] {
 	opts.Tenants = slices.Clone(opts.Tenants)
 	return func(yield func(*TaskInfo, error) bool) {
@@ -72,26 +66,23 @@ type TaskFilter struct {
 	States  []State  // each once. None: all
 	Queue   string   // "": all queues
 	Tenants []string // none: all tenants; "" stands for tasks without one
-	// Group, Key and ErrorKind are [Task.Group], the Key of [Task.Unique], and the [ErrorKind] of
-	// [TaskInfo.LastError]. "": any.
-	Group, Key, ErrorKind string
-	// From and To bound [TaskInfo.At]: at or after From, and before To. Zero: no bound.
-	From, To time.Time
+	// [Task.Group], [Unique.Key], the [ErrorKind] of [TaskInfo.LastError] and [Task.Kind]; "": any.
+	Group, Key, ErrorKind, Kind string
+	From, To                    time.Time // of [TaskInfo.At]: at or after From, and before To. Zero: no bound.
+	// Text selects tasks with a text, up to 256 bytes, in ID, Kind, Tenant, Group, keys, LastError;
+	// with Contents in Payload, Result, Headers and Metadata. Its ASCII letters match in either
+	// case. Payloads and results that are no UTF-8 are not searched, but count in [Page.Encoded].
+	Text     string
+	Contents bool
 }
 
 // PageOptions says which tasks [Queue.ListPage] returns.
 type PageOptions struct {
 	TaskFilter
-	// Newest reverses the order of time; that of queues, priorities and tenants stays.
-	Newest bool
-	// NoPayload leaves out [Task.Payload] and [TaskInfo.Result]: they are not copied, and not sent
-	// between nodes.
-	NoPayload bool
-	// Limit is how many tasks the page has at the most, up to [MaxPage]. 0: 100.
-	Limit int
-	// Cursor is [Page.Next] of the page before, with the same [TaskFilter] and Newest. "": the
-	// first page.
-	Cursor string
+	Newest    bool   // reverses the order of time; that of queues, priorities and tenants stays
+	NoPayload bool   // leaves out, and does not copy, [Task.Payload] and [TaskInfo.Result]
+	Limit     int    // how many tasks the page has at the most, up to [MaxPage]. 0: 100.
+	Cursor    string // [Page.Next] of the page before, with the same [TaskFilter] and Newest. "": first page.
 }
 
 // MaxPage is the largest number of tasks of a [Page].
@@ -100,34 +91,28 @@ const MaxPage = 1000
 // Page is a part of a list.
 type Page struct {
 	Tasks []*TaskInfo
-	// Next is the [PageOptions.Cursor] of the next page, a text that may be a part of a URL. "":
-	// this is the last page. It stays valid as long as the queue exists, on every node, after
-	// restarts and other leaders, whatever becomes of the tasks.
+	// Next is the [PageOptions.Cursor] of the next page, fit for a URL; "": this is the last page.
+	// It stays valid as long as the queue exists, on every node, whatever becomes of the tasks.
 	Next    string
 	Scanned int // stored tasks that were read for the page
+	Encoded int // of these, tasks without Text, with a Payload or Result that is no UTF-8
 }
 
 // ListPage returns a page of the tasks that a filter selects, state by state in the order of
-// [TaskFilter.States], each in the order of [Queue.List].
-//
+// [TaskFilter.States], each in the order of [Queue.List], and linearizable as there.
 // [PageOptions.Newest] puts the latest first within a queue, priority and tenant, or within a
-// queue; among [Scheduled], of all.
+// queue; among [Scheduled], of all. Between two pages tasks may change: one that keeps its state
+// and place is neither missed nor shown twice.
 //
-// Each shard is read as by List, at one moment of its own, and linearizably. Between two pages
-// tasks may change: one that stays in its state and its place in this order is neither missed nor
-// shown twice.
+// A page costs by its tasks and the shards, if the filter has only States and, except of
+// [Scheduled], Queue; of [Ready] and Scheduled also From and To, of Ready and [Leased] also
+// Tenants. For anything else tasks are read that are not shown, some thousand for a page at the
+// most: then it has fewer than Limit, or none, and a Next; fewer as well beyond 1 MiB. A page of
+// Ready also visits the lanes (a queue, tenant and priority) of Queue, or all, in memory; one of
+// Leased the leases; one of [Blocked], [Dead], [Done] or [Canceled] without Queue the queues: some
+// thousand at a time between other calls.
 //
-// A page costs by the tasks that it returns, and by the shards, if the filter has only States and,
-// except of [Scheduled], Queue; of [Ready] and Scheduled also From and To, of Ready and [Leased]
-// also Tenants. For anything else tasks are read that are not shown, some thousand for a page at
-// the most: then it has fewer tasks than Limit, or none, and a Next. It has fewer as well if they
-// have more than 1 MiB together. A page of Ready also visits the lanes of the queue, or of all
-// queues, in memory (a lane is a queue, tenant and priority); one of Leased the leases of each
-// shard; one of [Blocked], [Dead], [Done] or [Canceled] the queues, unless the filter has one. They
-// are visited some thousand at a time, between which other calls go on.
-//
-// Errors: [ErrInvalid] (also for a Cursor that is none of this list, or was altered), [ErrCorrupt],
-// [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed], and that of ctx.
+// Errors: [ErrInvalid] (an altered position, too), those of reads (see [Queue]), and that of ctx.
 func (q *Queue) ListPage(ctx context.Context, opts PageOptions) (_ *Page, err error) {
 	defer public(&err)
 	if ctx, err = q.begin(ctx); err != nil {
@@ -136,8 +121,7 @@ func (q *Queue) ListPage(ctx context.Context, opts PageOptions) (_ *Page, err er
 	return q.listPage(ctx, "PageOptions", &opts, nil)
 }
 
-// listPage is ListPage, without what died since begin, a time by the clock of each shard; nil: with
-// all. of is the struct of the caller, for errors.
+// listPage is ListPage, without what died since begin, by each shard's clock; nil: with all.
 func (q *Queue) listPage(ctx context.Context, of string, o *PageOptions, begin []time.Time) (*Page, error) {
 	if o.Limit < 0 || o.Limit > MaxPage {
 		return nil, &InvalidError{"PageOptions.Limit", o.Limit, fmt.Sprint("0 to ", MaxPage)}
@@ -165,14 +149,13 @@ func (q *Queue) listPage(ctx context.Context, of string, o *PageOptions, begin [
 	if err != nil {
 		return nil, err
 	}
-	p := &Page{Tasks: r.Tasks, Scanned: r.Scanned}
+	p := &Page{Tasks: r.Tasks, Scanned: r.Scanned, Encoded: r.Encoded}
 	if r.Next != nil {
 		p.Next = all.Text(r.Next)
 	}
 	return p, nil
 }
 
-// request makes the request to package listing. name is used in errors.
 func (f *TaskFilter) request(name string) (*listing.Request, error) {
 	states := f.States
 	if len(states) == 0 {
@@ -180,8 +163,11 @@ func (f *TaskFilter) request(name string) (*listing.Request, error) {
 	}
 	r := &listing.Request{Query: listing.Query{
 		Queue: f.Queue, Tenants: slices.Clone(f.Tenants), From: f.From, To: f.To,
-		Filter: listing.Filter{Group: f.Group, Key: f.Key, Error: f.ErrorKind},
+		Filter: listing.Filter{Group: f.Group, Key: f.Key, Error: f.ErrorKind, Kind: f.Kind},
 	}}
+	if r.Search = (listing.Search{Text: f.Text, Contents: f.Contents}); !r.Search.IsValid() {
+		return nil, &InvalidError{name + ".Text", base.Shortly(f.Text), "1 to 256 bytes, or none without Contents"}
+	}
 	for i, s := range states {
 		if !taskStates.Valid(s) || slices.Contains(states[:i], s) {
 			return nil, &InvalidError{name + ".States", s, taskStates.Allowed() + ", each once"}
@@ -191,16 +177,58 @@ func (f *TaskFilter) request(name string) (*listing.Request, error) {
 	return r, nil
 }
 
-// ErrorKind returns the common part of error texts that differ by numbers, identifiers and quoted
-// values, so that failures can be grouped: "#" stands for each word with a digit, and "?" for
-// quoted text. It is no longer than 256 bytes.
-func ErrorKind(text string) string { return listing.ErrorKind(text) }
+// ErrorKind returns the common part of error texts, to group failures: "#" stands for each word
+// with a digit, and "?" for quoted text. It has at most 256 bytes.
+func ErrorKind(text string) string { return record.ErrorKind(text) }
+
+// DeadKind counts the dead letters with one kind of error.
+type DeadKind struct {
+	Kind   string    // the [ErrorKind] of their [TaskInfo].LastError; "": they have none
+	Other  bool      // the rest, without a kind of its own; Kind is ""
+	Count  uint64    // dead letters
+	Queues []string  // of them, up to 10, those with the most first
+	LastAt time.Time // when the last one died, even if it was redriven or removed; zero: not known
+	Last   ID        // of that one; zero: it is no dead letter any more
+	// Days has how many died on the day of LastAt, and on each of the 13 before: days of UTC, by
+	// the shard's clock, which never goes back.
+	Days [14]uint64
+}
+
+// DeadKinds counts the dead letters of a queue, or of all for "", by kind, the most first, at most
+// 1,000; a last one with Other has the rest. The counts are kept: a read costs microseconds for
+// each queue. Of those of a queue and shard that expire together (by default all), 64 kinds are
+// counted, the first ones: a later one, even of most tasks, is in the rest, with those that are not
+// counted yet after an upgrade or a repair. Each shard is shown at one moment, linearizable.
+//
+// Errors: [ErrFormat] (in a cluster, of nodes that do not know it yet), those of reads (see
+// [Queue]), and that of ctx.
+func (q *Queue) DeadKinds(ctx context.Context, queue string) (_ []DeadKind, err error) {
+	defer public(&err)
+	if ctx, err = q.begin(ctx); err != nil {
+		return nil, err
+	}
+	parts := make([]listing.DeadKinds, len(q.replicas))
+	if err = q.inParallel("reading of kinds of errors", len(parts), func(shard int) error {
+		parts[shard].Queue = queue
+		return q.read(ctx, shard, callDeadKinds, &parts[shard])
+	}); err != nil {
+		return nil, err
+	}
+	kinds := []DeadKind{}
+	for _, k := range listing.SumKinds(parts) {
+		of := DeadKind{Kind: k.Text, Other: k.Other, Count: k.Count.Count, Last: k.Count.Last, Days: k.Count.Days, Queues: k.Names()}
+		if k.Count.At > 0 {
+			of.LastAt = msTime(k.Count.At)
+		}
+		kinds = append(kinds, of)
+	}
+	return kinds, nil
+}
 
 func listKey(t *TaskInfo) listing.Key {
 	return listing.Key{Queue: t.Queue, Tenant: t.Tenant, Priority: t.Priority, ID: t.ID}
 }
 
-// listed is a task and its place in the order of its shard.
 type listed = listing.Item[TaskInfo]
 
 // lister reads the tasks of one shard, by one call for each page.

@@ -18,24 +18,18 @@ import (
 	"codeq/internal/platform"
 )
 
-// A program beside the process that has a queue open calls it by its local socket. It calls the
-// operations that nodes of a cluster send to each other, and those verbs of a Queue that are about
-// the process and not a shard (processVerbs). The process resolves an operation in its shards, or
-// in those of other nodes, as for its own callers. internal/localsocket has the socket and its
-// bounds.
+// A program beside the process that has a queue open calls it by its local socket: operations as of
+// nodes of a cluster, and verbs about the process (processVerbs), resolved as those of its callers.
 
 // ServeLocal serves calls of other programs on this machine, by [OpenLocal], until ctx ends or the
-// queue is closed. It makes a unix socket in the directory "local" within that of the queue, or
-// elsewhere if the path is too long for one; a socket that a killed process has left there is
-// replaced. Only the user of this process and root may use it: they can do the same to the queue as
-// by its files. A program that is slow, or ends in the middle of a call, disturbs nothing but its
-// own calls. There may be 100 connections, calls of a program, and subscriptions.
+// queue is closed. It makes a unix socket in the queue's directory "local", or elsewhere if the
+// path is too long, in place of one that a killed process has left. Only the user of this process
+// and root may use it; they can do the same by the files. A slow or dying program disturbs its own
+// calls only. It serves 100 connections, calls of a program, and subscriptions.
 //
 // It returns nil if ctx ended, and [ErrClosed] if the queue was closed, when the calls of others
-// have ended and the socket is removed. It may be called again, but a call beside another one is
-// refused with [ErrInvalid]. It is also refused, by an error that matches [io/fs.ErrPermission], if
-// the directory of the socket is a link, belongs to another user or may be entered by others. In a
-// cluster each node may serve its own directory: calls are forwarded as those of the node are.
+// have ended and the socket is removed. [ErrInvalid] refuses a second call beside it;
+// [io/fs.ErrPermission] a socket's directory that is a link, another user's, or open to others.
 //
 // Errors: [ErrInvalid], [io/fs.ErrPermission], [ErrClosed], those of the file system, and
 // [errors.ErrUnsupported] (the queue was opened by [OpenLocal]).
@@ -89,18 +83,15 @@ func (q *Queue) serveLocal(ctx context.Context) error {
 	return errors.Join(err, server.Close())
 }
 
-// OpenLocal opens a queue that another process has open and serves by [Queue.ServeLocal]: a program
-// beside it then looks at the queue and steers it, with the same verbs, which are carried out
-// there. It neither locks the directory nor writes to it. [Queue.Close] closes the connection only.
-// The program must be of a build that knows the same format, and must run as the user of that
-// process, or as root. A path ([Queue.Checkpoint]) is one on this machine.
+// OpenLocal opens a queue that another process serves by [Queue.ServeLocal], to look at it and
+// steer it by the same verbs, which are carried out there. It neither locks the directory nor
+// writes to it; [Queue.Close] closes the connection only. The program must be of a build with the
+// same format, run by the user of that process, or root. Paths are on this machine.
 //
-// Any call may also return an error that matches [ErrNotServed]: it was not applied. If the process
-// ends, or ctx does, in the middle of a call that changes something, the error matches
-// [ErrUncertain]. When another process has opened the queue and serves it, calls work again; a
-// [Subscription] has ended with [ErrNotServed]. [Queue.Run], [Queue.Claim], [Queue.ClaimBatch] and
-// [Queue.ServeLocal] return an error that matches [errors.ErrUnsupported]: tasks are worked on by
-// processes that have the queue open, as a standalone queue or as nodes of a cluster.
+// Any call may also return [ErrNotServed]: it was not applied. If the process ends, or ctx does,
+// during a change, the error matches [ErrUncertain]. When another process serves the queue, calls
+// work again; a [Subscription] has ended with ErrNotServed. [Queue.Run], [Queue.Claim],
+// [Queue.ClaimBatch] and [Queue.ServeLocal] return [errors.ErrUnsupported].
 //
 // Errors: [ErrInvalid], [ErrNotQueue], [ErrNotServed], [ErrFormat], [io/fs.ErrPermission],
 // [ErrCorrupt], those of the file system, and that of ctx.
@@ -192,8 +183,7 @@ func (r *remote) subscribe(opts SubscribeOptions, kinds engine.KindSet) (*Subscr
 	return &Subscription{events, from}, nil
 }
 
-// serveProgram resolves an operation of a program beside this process, on whichever node leads its
-// shard.
+// serveProgram resolves an operation of a program, on whichever node leads its shard.
 func (q *Queue) serveProgram(ctx context.Context, kind byte, body []byte) ([]byte, error) {
 	if len(body) < cluster.CallHeader {
 		return nil, errMalformedCall
@@ -212,6 +202,8 @@ func (q *Queue) serveProgram(ctx context.Context, kind byte, body []byte) ([]byt
 	case *produceOp:
 		op.Call.Seq = 0 // it is numbered as one of this node
 		settled, err = q.backend.produce(ctx, shard, op)
+	case *callOp:
+		err = op.carryOut(ctx, q.backend, shard)
 	case *awaitOp:
 		var o *engine.Outcome
 		if o, err = q.backend.await(ctx, op.ID); err == nil {
@@ -219,6 +211,10 @@ func (q *Queue) serveProgram(ctx context.Context, kind byte, body []byte) ([]byt
 		}
 	case *takenOp:
 		err = q.doTaken(ctx, shard, op)
+	case *ruling:
+		if err = q.mayConfigure(op); err == nil {
+			settled, err = q.do(ctx, shard, op)
+		}
 	default:
 		settled, err = q.do(ctx, shard, op)
 	}
@@ -234,7 +230,7 @@ func (q *Queue) serveProgram(ctx context.Context, kind byte, body []byte) ([]byt
 // waitsLong reports whether operations of a kind may take long, and have small answers.
 func waitsLong(kind byte) bool {
 	k := callKind(kind)
-	return k == callAwait || k == callIdle || k == callTaken
+	return k == callAwait || k == callIdle || k == callTaken || k == callCall
 }
 
 // subscribeProgram begins a subscription of a program, which takes its events out all the time.

@@ -158,6 +158,9 @@ func TestLocalSteers(t *testing.T) {
 	require.Equal(t, 7, queuetest.InfoOf(t, s.Queue, ids[0]).Priority)
 	require.NoError(t, c.SetRunAt(ctx, ids[2], time.Time{}))
 	require.Equal(t, codeq.Ready, queuetest.InfoOf(t, s.Queue, ids[2]).State)
+	require.NoError(t, c.Signal(ctx, ids[0], "s", 1))
+	require.ErrorAs(t, c.Signal(ctx, ids[0], "s", 1), &duplicate)
+	require.Equal(t, &codeq.DuplicateError{Signal: "s", ID: ids[0]}, duplicate)
 	require.NoError(t, c.Cancel(ctx, ids[1]))
 	require.ErrorIs(t, c.Cancel(ctx, codeq.ID{1}), codeq.ErrNotFound)
 

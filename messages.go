@@ -90,8 +90,7 @@ func (s *shard) goFor(what string, f func()) {
 	})
 }
 
-// startSweep reads, beside the owner, the names on disk that a sweep of lanes needs. REQUIRES: as
-// store.Slot.View.
+// startSweep reads, beside the owner, the names that a sweep needs. REQUIRES: as store.Slot.View.
 func (s *shard) startSweep(sw *engine.LaneSweep) {
 	v := s.replica.slot.View()
 	var err error

@@ -20,37 +20,33 @@ import (
 )
 
 // Mux maps queues to the handlers that work on their tasks. Fill it before [Queue.Run] and do not
-// change it afterwards; several Runs may share it.
-//
-// Run claims only tasks of queues that have a handler; others wait until a Run has a handler for
-// them. [Handle] and Use do not return errors; Run refuses an invalid Mux, with an [InvalidError]
-// for each mistake, before it claims anything.
+// change it afterwards; several Runs may share it. Run claims only tasks of queues that have a
+// handler. It refuses an invalid Mux, with an [InvalidError] for each mistake, before it claims.
 type Mux struct {
-	handlers   map[string]handler
+	handlers   map[string]handler       // by queue
+	kinds      map[taskKind]handler     // those of HandleKind
 	batches    map[string]*batchHandler // of those of handlers that HandleBatch has registered
+	policies   map[taskKind]*record.Policy
 	middleware []Middleware
 	err        error // if not nil, Run returns it and claims nothing
 }
 
-// handler works on a task; the output in f is stored if the handler returns nil. l is f.lease
-// unless a middleware has replaced it.
+// handler works on a task; f's output is stored if it returns nil. l: f.lease, or a middleware's.
 type handler func(ctx context.Context, l *Lease, f *taskContext) error
 
 // Handler is the handler of a queue as middleware sees it: the payload is decoded inside it.
 type Handler func(ctx context.Context, l *Lease) error
 
-// Middleware wraps handlers. It is called once for each queue when [Queue.Run] begins, and the
+// Middleware wraps handlers. It is called once for each handler when [Queue.Run] begins, and the
 // [Handler] that it returns is called for each task, by several goroutines at a time.
 //
-// The error that next returns is the handler's verdict on the task: nil, the verdicts that [Handle]
-// lists, the error of a payload that could not be decoded, or a [*PanicError] if the handler
-// panicked. The error that the outermost Handler returns decides. If a Handler of a Middleware
-// panics, this is an error like the panic of a handler.
+// The error of next is the handler's verdict on the task: nil, those that [Handle] lists, that of a
+// payload that could not be decoded, or a [*PanicError]. The error of the outermost Handler
+// decides; a panic of a Handler of a Middleware is an error as well.
 //
 // The Handler calls next with ctx or a context derived from it, and with l; it may replace
-// l.Payload and l.Headers before the call. It may skip next, or call it again: the result and
-// follow-ups of the last call are stored, if that call returned nil. It must not return before next
-// does.
+// l.Payload and l.Headers before. It may skip next, or call it again: the result and follow-ups of
+// the last call are stored, if that returned nil. It must not return before next does.
 type Middleware func(next Handler) Handler
 
 // Use wraps the handlers of all queues in middleware, whether they are registered before or after
@@ -65,52 +61,73 @@ func (m *Mux) Use(middleware ...Middleware) {
 }
 
 // Queues returns the names of the queues that have a handler, in alphabetical order.
-func (m *Mux) Queues() []string { return slices.Sorted(maps.Keys(m.handlers)) }
+func (m *Mux) Queues() []string {
+	names := slices.Collect(maps.Keys(m.handlers))
+	for k := range m.kinds {
+		names = append(names, k.queue)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
 
 func (m *Mux) refuse(err error) { m.err = errors.Join(m.err, err) }
 
-// compose returns the handlers, wrapped in the middleware.
-func (m *Mux) compose() (_ map[string]handler, err error) {
+// compose returns the handlers in their middleware: one for each queue, and those of kinds.
+func (m *Mux) compose() (byQueue map[string]handler, kinds map[taskKind]handler, err error) {
 	switch {
 	case m != nil && m.err != nil:
-		return nil, m.err
-	case m == nil || len(m.handlers) == 0:
-		return nil, fmt.Errorf("%w: the Mux is empty: register some by Handle", ErrNoHandler)
+		return nil, nil, m.err
+	case m == nil || len(m.handlers)+len(m.kinds) == 0:
+		return nil, nil, fmt.Errorf("%w: the Mux is empty: register some by Handle", ErrNoHandler)
 	}
-	composed := maps.Clone(m.handlers)
-	if len(m.middleware) == 0 {
-		return composed, nil
-	}
-	for queue := range m.batches {
-		return nil, &InvalidError{"Use", "beside HandleBatch of queue " + strconv.Quote(queue), "a Mux of its own for batches, which middleware cannot wrap"}
+	if len(m.middleware) > 0 {
+		for queue := range m.batches {
+			return nil, nil, &InvalidError{"Use", "beside HandleBatch of queue " + strconv.Quote(queue), "a Mux of its own for batches, which middleware cannot wrap"}
+		}
 	}
 	defer recovered(&err)
-	for queue, h := range m.handlers {
+	if byQueue, err = composeAll(m.handlers, m.middleware); err == nil {
+		kinds, err = composeAll(m.kinds, m.middleware)
+	}
+	for k := range kinds {
+		if byQueue[k.queue] == nil {
+			byQueue[k.queue] = unhandled
+		}
+	}
+	return byQueue, kinds, err
+}
+
+// composeAll returns handlers, wrapped in middleware.
+func composeAll[K comparable](handlers map[K]handler, middleware []Middleware) (map[K]handler, error) {
+	composed := make(map[K]handler, len(handlers))
+	for k, h := range handlers {
+		if composed[k] = h; len(middleware) == 0 {
+			continue
+		}
 		chain := h.last()
-		for i, mw := range slices.Backward(m.middleware) {
+		for i, mw := range slices.Backward(middleware) {
 			if chain = mw(chain); chain == nil {
 				return nil, &InvalidError{fmt.Sprintf("Use middleware %d", i), "returned nil", "a Handler"}
 			}
 		}
-		composed[queue] = func(ctx context.Context, l *Lease, _ *taskContext) error { return chain(ctx, l) }
+		composed[k] = func(ctx context.Context, l *Lease, _ *taskContext) error { return chain(ctx, l) }
 	}
 	return composed, nil
 }
 
 var errForeignContext = errors.New("codeq: a middleware passed on a context that is not derived from the task's")
 
-// last returns the innermost Handler of a chain of middleware. It makes an error of a panic, so
-// that middleware sees the error.
+// last returns the innermost Handler of a chain of middleware, with an error in place of a panic.
 func (h handler) last() Handler {
 	return func(ctx context.Context, l *Lease) (err error) {
 		f := taskContextOf(ctx)
 		if f == nil {
 			return errForeignContext
 		}
-		f.out = nil
+		f.dropOutput()
 		defer func() {
 			if err != nil {
-				f.out = nil
+				f.dropOutput()
 			}
 		}()
 		defer recovered(&err)
@@ -128,8 +145,7 @@ type Job[T any] struct {
 	encoding *encoding
 }
 
-// SetResult keeps a copy of result with the completed task for its retention. The copy is dropped
-// if the handler returns an error.
+// SetResult keeps a copy of result with the completed task, for its retention; not after an error.
 func (j *Job[T]) SetResult(result []byte) { j.output().setResult(result, j.limits()) }
 
 func (j *Job[T]) limits() *Limits { return &j.taskCtx.runner.queue.opts.Limits }
@@ -148,8 +164,7 @@ func (j *Job[T]) isMade() bool { return j != nil && j.taskCtx != nil }
 var errJobNotMade = errors.New("codeq: this Job was not made by Handle")
 
 // SetResultValue calls SetResult with v, encoded like the payloads of the queue; [ResultAs] decodes
-// it. If v cannot be encoded, it returns an error that makes the task a dead letter when the
-// handler returns it.
+// it. If the handler returns its error, the task becomes a dead letter.
 //
 // Errors: that of the codec.
 func (j *Job[T]) SetResultValue(v any) error {
@@ -164,14 +179,11 @@ func (j *Job[T]) SetResultValue(v any) error {
 	return nil
 }
 
-// FollowUp produces tasks in the same commit that completes this one. It copies them. They are
-// dropped if the handler returns an error.
-//
-// A follow-up that has neither a traceparent nor a tracestate header inherits both from this task,
-// so that a W3C trace context continues, unless its headers would then exceed [Limits.Headers]. It
-// inherits no other header.
+// FollowUp produces copies of tasks in the commit that completes this one; not after an error. One
+// that has neither a traceparent nor a tracestate header inherits both from this task (W3C trace
+// context), unless its headers would then exceed [Limits.Headers]. It inherits no other header.
 func (j *Job[T]) FollowUp(tasks ...Task) {
-	j.output().followUp(tasks, j.Headers, j.limits())
+	j.output().followUp(j.taskCtx, tasks, j.Headers)
 }
 
 // Handle registers the handler of a queue. The payload is decoded into Args, by JSON unless options
@@ -184,20 +196,23 @@ func (j *Job[T]) FollowUp(tasks ...Task) {
 //	Snooze(d)            given back for d; the attempt does not count
 //	RetryAfter(d, err)   tried again after d
 //	DeadLetter(err)      a dead letter at once
-//	any other error      tried again by Options.Backoff
+//	any other error      tried again by Policy.Backoff
 //
-// A panic counts as an error, a [*PanicError] that contains the stack. A nil pointer that is
-// returned as an error counts as an error too, whatever its method Error does. A result or
-// follow-up tasks that exceed the limits make the task a dead letter.
+// A panic is an error, a [*PanicError] with the stack; so is a nil pointer that is returned as an
+// error. A result or follow-ups that exceed the limits make the task a dead letter.
 //
-// [LeaseFrom] and [LoggerFrom] get the task from the handler's context. The context has the values
-// of the context of [Queue.Run], and a deadline if the task has a Timeout.
-//
-// A queue has one handler: Run returns an [InvalidError] for a second one, and for a nil one.
-// [HandleBatch] registers one for many tasks at once.
-func Handle[T any](m *Mux, queue string, h func(context.Context, *Job[T]) error, opts ...PayloadOption) {
+// The handler's context has the values of that of [Queue.Run], its task ([LeaseFrom],
+// [LoggerFrom]), and a deadline if the task has a Timeout. It gets the tasks without a [Task.Kind];
+// [HandleKind] registers handlers of others, and [HandleBatch] one for many tasks at once. A queue
+// has one handler, and one for each kind: Run returns an [InvalidError] for a second or nil one.
+func Handle[T any](m *Mux, queue string, h func(context.Context, *Job[T]) error, opts ...HandlerOption) {
 	enc := m.check("Handle", queue, h == nil, opts)
-	m.handlers[queue] = func(ctx context.Context, l *Lease, f *taskContext) error {
+	m.handlers[queue] = handlerOf(enc, h)
+}
+
+// handlerOf returns the handler that decodes the payload for h.
+func handlerOf[T any](enc *encoding, h func(context.Context, *Job[T]) error) handler {
+	return func(ctx context.Context, l *Lease, f *taskContext) error {
 		job := &Job[T]{Lease: l, taskCtx: f, encoding: enc}
 		if err := job.decode(); err != nil {
 			return err
@@ -207,22 +222,54 @@ func Handle[T any](m *Mux, queue string, h func(context.Context, *Job[T]) error,
 }
 
 // check refuses the arguments of a registration that are invalid.
-func (m *Mux) check(verb, queue string, isNil bool, opts []PayloadOption) *encoding {
+func (m *Mux) check(verb, queue string, isNil bool, opts []HandlerOption) *encoding {
 	if _, ok := m.handlers[queue]; ok {
 		m.refuse(&InvalidError{verb + " queue", strconv.Quote(queue), "one handler for each queue"})
-	}
-	if isNil {
-		m.refuse(&InvalidError{verb + " handler of queue " + strconv.Quote(queue), "nil", "a function"})
-	}
-	enc, err := encodingOf(opts)
-	if err != nil {
-		m.refuse(fmt.Errorf("handler of queue %q: %w", queue, err))
 	}
 	if m.handlers == nil {
 		m.handlers = make(map[string]handler)
 	}
+	return m.encoding(verb, taskKind{queue: queue}, strconv.Quote(queue), isNil, opts)
+}
+
+// encoding returns the encoding of a handler of tasks, notes its policy, and refuses a nil one.
+func (m *Mux) encoding(verb string, k taskKind, of string, isNil bool, opts []HandlerOption) *encoding {
+	if isNil {
+		m.refuse(&InvalidError{verb + " handler of queue " + of, "nil", "a function"})
+	}
+	var o handlerOptions
+	for _, opt := range opts {
+		if opt == nil {
+			opt = PayloadOption(nil) // which is refused
+		}
+		opt.set(&o)
+	}
+	enc, err := encodingOf(o.payload)
+	if o.policy != nil {
+		err = errors.Join(err, translated(o.policy.Check("Policy")))
+		if m.policies == nil {
+			m.policies = make(map[taskKind]*record.Policy)
+		}
+		m.policies[k] = o.policy
+	}
+	if err != nil {
+		m.refuse(fmt.Errorf("handler of queue %s: %w", of, err))
+	}
 	return enc
 }
+
+// HandlerOption is an option of [Handle], [HandleKind] and [HandleBatch]: a [PayloadOption], or the
+// [Policy] of the handler, which counts when the handler ends an attempt. In a cluster of format 7
+// that has no effect yet, and [Queue.Apply] returns [ErrFormat].
+type HandlerOption interface{ set(*handlerOptions) }
+
+type handlerOptions struct {
+	payload []PayloadOption
+	policy  *record.Policy // nil: there is none
+}
+
+func (opt PayloadOption) set(o *handlerOptions) { o.payload = append(o.payload, opt) }
+func (p Policy) set(o *handlerOptions)          { o.policy = p.inner() }
 
 // decode decodes the payload.
 func (j *Job[T]) decode() error {
@@ -256,10 +303,7 @@ func (JSON) Unmarshal(data []byte, v any) error { return json.Unmarshal(data, v)
 // [ResultAs] need the same options for the same queue.
 type PayloadOption func(*encoding)
 
-// WithCodec sets the codec. Default: [JSON].
-//
-// It is an option of each queue and not of the [Mux], because the producers and the handler of one
-// queue agree on the encoding: queues of one program may differ in it, and change it one at a time.
+// WithCodec sets the codec, the same for producers and handler of a queue. Default: [JSON].
 func WithCodec(c Codec) PayloadOption { return func(e *encoding) { e.codec = c } }
 
 // encoding is the result of PayloadOptions. With every codec []byte is encoded as itself, and no
@@ -302,8 +346,7 @@ func (e *encoding) decode(data []byte, v any) error {
 }
 
 // NewTask returns a task with args as its payload, encoded as [Handle] decodes it: by JSON unless
-// options set another codec; a []byte is copied as it is. The caller sets the other fields of the
-// task.
+// options set another codec; a []byte is copied as it is. The caller sets the other fields.
 //
 // Errors: that of the codec, and [ErrInvalid] if an option is nil.
 func NewTask[T any](queue string, args T, opts ...PayloadOption) (_ Task, err error) {
@@ -342,38 +385,17 @@ func ResultAs[T any](t *TaskInfo, opts ...PayloadOption) (_ T, err error) {
 	return result, nil
 }
 
-// verdict is an error by which a handler decides about its task.
-type verdict struct {
-	how   engine.Failure
-	after time.Duration
-	err   error
-}
-
-func (v *verdict) Error() string {
-	switch {
-	case v.err != nil:
-		return guard.ErrorText(v.err)
-	case v.how == engine.FailRelease:
-		return fmt.Sprintf("codeq: snoozed for %v", v.after)
-	default:
-		return "codeq: given up by the handler"
-	}
-}
-
-func (v *verdict) Unwrap() error { return v.err }
-
-// Snooze returns an error for handlers that give their task back for d; then the task is ready
-// again. The attempt does not count.
-func Snooze(d time.Duration) error { return &verdict{how: engine.FailRelease, after: max(d, 0)} }
+// Snooze makes an error for handlers that give their task back for d; the attempt does not count.
+func Snooze(d time.Duration) error { return &call.Wish{How: engine.FailRelease, After: max(d, 0)} }
 
 // RetryAfter returns an error for handlers that ask for another attempt after d, in place of the
 // backoff. The attempt counts; out of attempts, the task becomes a dead letter.
 func RetryAfter(d time.Duration, err error) error {
-	return &verdict{how: engine.FailRetry, after: max(d, 0), err: err}
+	return &call.Wish{How: engine.FailRetry, After: max(d, 0), Err: err}
 }
 
 // DeadLetter returns an error for handlers that make their task a dead letter.
-func DeadLetter(err error) error { return &verdict{how: engine.FailDead, err: err} }
+func DeadLetter(err error) error { return &call.Wish{How: engine.FailDead, Err: err} }
 
 // PanicError is the error of a handler that panicked.
 type PanicError struct {
@@ -405,27 +427,7 @@ type failure struct {
 
 // failureOf calls the methods of a handler's error, which may end the goroutine.
 func failureOf(err error) *failure {
-	f := &failure{err, failOp{Fail: call.Fail{How: engine.FailRetry, Wait: -1}}, VerdictOf(err)}
-	v := verdictOf(err)
-	if v != nil {
-		f.op.How, f.op.Wait = v.how, int64(record.Millis(v.after))
-	}
-	if v == nil || v.err != nil {
-		f.op.Cause = guard.ErrorText(err) // with the text of errors that wrap the verdict
-	}
-	return f
-}
-
-// verdictOf returns the verdict in a handler's error; nil if there is none. The methods As and
-// Unwrap of the error may panic.
-func verdictOf(err error) (v *verdict) {
-	defer func() {
-		if recover() != nil {
-			v = nil
-		}
-	}()
-	errors.As(err, &v)
-	return v
+	return &failure{err, failOp{Fail: call.FailBy(err)}, VerdictOf(err)}
 }
 
 // Verdict is the meaning of a handler's end to [Queue.Run].
@@ -434,7 +436,7 @@ type Verdict uint8
 // The verdicts.
 const (
 	VerdictCompleted  Verdict = iota + 1 // the task is completed
-	VerdictRetry                         // the attempt has failed: tried again by Options.Backoff
+	VerdictRetry                         // the attempt has failed: tried again by Policy.Backoff
 	VerdictRetryAfter                    // the attempt has failed: tried again after a time that the handler has set
 	VerdictReleased                      // given back; the attempt does not count
 	VerdictDeadLetter                    // a dead letter at once, even if attempts are left
@@ -457,49 +459,38 @@ func (v Verdict) MarshalText() ([]byte, error) { return verdicts.Marshal(v) }
 func (v *Verdict) UnmarshalText(b []byte) error { return verdicts.Unmarshal(v, b) }
 
 // VerdictOf returns the meaning of a handler's error to [Queue.Run], so that a [Middleware] can
-// tell a failure from a wish of the handler:
+// tell a failure from a wish of the handler: that of [Snooze], [RetryAfter] or [DeadLetter] in it,
+// else that of [ErrCanceled], [ErrLeaseLost] or [ErrSuspended], if it matches one, in this order;
+// nil is [VerdictCompleted], any other error [VerdictRetry].
 //
-//	nil                       VerdictCompleted
-//	Snooze(d)                 VerdictReleased
-//	RetryAfter(d, err)        VerdictRetryAfter
-//	DeadLetter(err)           VerdictDeadLetter
-//	matches ErrCanceled       VerdictCanceled
-//	matches ErrLeaseLost      VerdictLeaseLost
-//	matches ErrSuspended      VerdictSuspended
-//	any other error           VerdictRetry
-//
-// Errors that wrap one of these have the same verdict. The first rule that applies counts.
-//
-// If the task has no attempts left, [VerdictRetry] and [VerdictRetryAfter] make it a dead letter.
-// If the result or follow-ups exceed the limits, so does [VerdictCompleted]. The end of the
-// handler's context is not in err unless the handler returns it: VerdictOf(context.Cause(ctx))
-// tells whether the task was canceled or its lease lost meanwhile; then the handler's error has no
-// effect. A handler that uses receipts of other tasks may return an error that matches
-// [ErrCanceled] or [ErrLeaseLost] because of them; its own task is tried again.
+// If the task has no attempts left, VerdictRetry and [VerdictRetryAfter] make it a dead letter, as
+// does VerdictCompleted if the result or follow-ups exceed the limits. The end of the handler's
+// context is not in err unless the handler returns it: VerdictOf(context.Cause(ctx)) tells whether
+// the task was canceled or its lease lost meanwhile; then the handler's error has no effect. If
+// such an error comes from a receipt of another task, the handler's own is tried again.
 func VerdictOf(err error) Verdict {
 	if err == nil {
 		return VerdictCompleted
 	}
-	v := verdictOf(err)
+	w := call.WishIn(err)
 	switch {
-	case v == nil && guard.Is(err, ErrCanceled):
+	case w == nil && guard.Is(err, ErrCanceled):
 		return VerdictCanceled
-	case v == nil && guard.Is(err, ErrLeaseLost):
+	case w == nil && guard.Is(err, ErrLeaseLost):
 		return VerdictLeaseLost
-	case v == nil && guard.Is(err, ErrSuspended):
+	case w == nil && guard.Is(err, ErrSuspended):
 		return VerdictSuspended
-	case v == nil:
+	case w == nil:
 		return VerdictRetry
-	case v.how == engine.FailRelease:
+	case w.How == engine.FailRelease || w.How == engine.FailUnhandled:
 		return VerdictReleased
-	case v.how == engine.FailDead:
+	case w.How == engine.FailDead:
 		return VerdictDeadLetter
 	}
 	return VerdictRetryAfter
 }
 
-// verdictOn is the verdict on a handler that has ended, failed or not. ours is whether Run still
-// had its task, or else why it was lost; nil: Run has given it back.
+// verdictOn is the verdict on an ended handler. lost is why its task was lost; nil: given back.
 func verdictOn(ours bool, lost error, failed *failure) Verdict {
 	switch {
 	case ours && failed == nil:

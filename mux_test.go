@@ -241,6 +241,12 @@ func TestRefusedMux(t *testing.T) {
 			"nil option": {func(m *codeq.Mux) {
 				codeq.Handle(m, "b", untilCancelled, nil)
 			}, []string{`handler of queue "b": invalid PayloadOption: nil`}},
+			"nil payload option": {func(m *codeq.Mux) {
+				codeq.Handle(m, "b", untilCancelled, codeq.PayloadOption(nil))
+			}, []string{`handler of queue "b": invalid PayloadOption: nil`}},
+			"invalid policy": {func(m *codeq.Mux) {
+				codeq.Handle(m, "b", untilCancelled, codeq.Policy{MaxAttempts: -1})
+			}, []string{`handler of queue "b": invalid Policy.MaxAttempts: -1`}},
 			"nil middleware": {func(m *codeq.Mux) {
 				m.Use(nil)
 			}, []string{"invalid Use middleware 1: nil"}},

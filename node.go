@@ -29,16 +29,16 @@ var logSync = map[Durability]raftlog.Sync{
 	DurabilityNone: raftlog.SyncNone, DurabilityProcess: raftlog.SyncProcess, DurabilityDisk: raftlog.SyncDisk,
 }
 
-// newNode prepares to open a node.
 func (q *Queue) newNode() *node {
 	c := q.opts.Cluster
-	n := &node{
-		queue: q, log: q.opts.log.With("node", c.Node), interests: entries.NewInterests(q.dir.Incarnation),
-	}
+	n := &node{queue: q, log: q.opts.log.With("node", c.Node)}
+	n.interests = entries.NewInterests(q.dir.Incarnation, q.events.Wanted, n.storeInterests)
 	machines := make([]cluster.StateMachine, len(q.replicas))
 	for i := range q.replicas {
 		r := &replica{index: i, node: n, mono: q.opts.private.Mono, producing: call.NewSession(q.dir.Incarnation)}
-		q.replicas[i], machines[i] = r, newStateMachine(r)
+		m := newStateMachine(r)
+		m.writer.Node = c.Node
+		q.replicas[i], machines[i] = r, m
 	}
 	config := c.config()
 	config.Directory, config.Disk, config.Sync = q.dir, q.disk, logSync[q.opts.Durability]
@@ -72,7 +72,6 @@ func (n *node) close() error {
 	return err
 }
 
-// leaders is how the node asks the shards' leaders.
 type leaders node
 
 func (l *leaders) Change(ctx context.Context, shard int, how cluster.Change, p cluster.Peer, former ...string) error {
@@ -91,7 +90,6 @@ func (l *leaders) Forget(ctx context.Context, shard int, name string) error {
 	return err
 }
 
-// serve resolves an operation of another node in a shard that is led here.
 func (n *node) serve(shard int, r *peer.Request) error {
 	op, err := n.queue.requestOf(r.Kind, r.From.Name, r.Body)
 	if err != nil {
@@ -117,8 +115,7 @@ func (n *node) serve(shard int, r *peer.Request) error {
 	return s.inbox.Pass(op)
 }
 
-// anyShard is a shard for a task that may be in any: one that this node leads, or
-// else one that has a leader.
+// anyShard is a shard for any task: one that this node leads, or else one that has a leader.
 func (n *node) anyShard() int {
 	replicas := n.queue.replicas
 	first := rand.IntN(len(replicas))

@@ -7,27 +7,20 @@ import (
 	"codeq/internal/guard"
 )
 
-// Observation is the activity of this process since the last one: the argument of
-// [Options.Observer]. An exporter of totals adds up.
-//
-// It is one struct, given to one function: a call takes all that has gathered, however much that
-// is, its parts are of one time, and a further measurement is one more field. An exporter gives a
-// method of its own as the Observer; for several of them, a function calls one after the other.
+// Observation is the activity of this process since the last one, for [Options.Observer]. An
+// exporter of totals adds up, and gives a method of its own as the Observer; several share a
+// function that calls one after the other.
 type Observation struct {
 	// Queues has the changes by commits, for each changed queue, in no order. In a cluster the
-	// leader of a shard reports, so that the sum over all nodes counts each change once. No change
-	// is left out, as long as calls return: if more than 16,384 queues have changed, the rest is
-	// reported together, under the name "".
+	// leader of a shard reports, so the sum over all nodes counts each change once. Beyond 16,384
+	// changed queues, the name "" has the rest.
 	Queues []QueueDelta
-	// Commits is the commits of the shards that this process leads, Handlers the handlers of
-	// [Queue.Run] that have returned. Each has 8192 entries at the most: the first ones, and
-	// MissedCommits and MissedHandlers are how many more there have been.
+	// Commits are those of the shards that this process leads, Handlers the returned handlers of
+	// [Queue.Run]: the first 8192 of each; MissedCommits and MissedHandlers count the rest.
 	Commits                       []CommitSample
 	Handlers                      []HandlerSample
 	MissedCommits, MissedHandlers uint64
-	// Panics is how many of the calls before have panicked, or ended their goroutine, since the
-	// last one that has not. Their observations are not repeated.
-	Panics uint64
+	Panics                        uint64 // calls since the last good one that panicked or ended their goroutine, and are not repeated
 }
 
 // QueueDelta has the changes to the tasks of a queue.
@@ -46,15 +39,12 @@ type CommitSample struct {
 // HandlerSample is one call of a handler by [Queue.Run].
 type HandlerSample struct {
 	Queue, Tenant string
-	Attempt       int // this one included
-	// Wait is how long the task had been ready when it was claimed (see [TaskInfo].At), to the
-	// millisecond.
-	Wait time.Duration
-	Took time.Duration // by the handler, with its middleware
-	// Verdict is the meaning of the call to [Queue.Run] (see [VerdictOf]): [VerdictCanceled] and
-	// [VerdictLeaseLost] if the lease was lost before it returned, [VerdictReleased] also if the
-	// task was given back at the end. To store it may fail; the stored changes are in
-	// [Observation].Queues.
+	Attempt       int           // this one included
+	Wait          time.Duration // for which the task was ready when it was claimed ([TaskInfo].At), to the millisecond
+	Took          time.Duration // by the handler, with its middleware
+	Batch         int           // how many tasks their handler had together ([HandleBatch]); in the sample of one of them
+	// Verdict is that of [VerdictOf]; if the lease was lost before, [VerdictCanceled] or
+	// [VerdictLeaseLost]; given back at the end of [Queue.Run], [VerdictReleased].
 	Verdict Verdict
 }
 
@@ -80,7 +70,6 @@ func newTeller(tell func(*Observation), log *slog.Logger) *teller {
 	return guard.NewTeller("Observer", func(o *observed) { tell(&o.Observation) }, log, new(observed), new(observed))
 }
 
-// Reset empties the observation.
 func (o *observed) Reset() {
 	clear(o.Queues)
 	clear(o.Handlers) // which hold names
@@ -102,7 +91,6 @@ func (o *observed) addCommit(sample CommitSample) {
 	o.Commits = guard.KeepSamples(o.Commits, sample, observedSamples, &o.MissedCommits)
 }
 
-// delta returns the entry of a queue.
 func (o *observed) delta(queue string) *QueueDelta {
 	i, name, isNew := o.index.Of(queue, observedQueues)
 	if isNew {

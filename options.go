@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"slices"
 	"time"
 
 	"codeq/internal/base"
@@ -21,24 +22,18 @@ import (
 type Durability uint8
 
 const (
-	// DurabilityDefault is DurabilityDisk.
-	DurabilityDefault Durability = iota
+	DurabilityDefault Durability = iota // DurabilityDisk
 	// DurabilityProcess: handed to the operating system. The end of the process, even by kill -9,
-	// loses no acknowledged change; a power loss may lose the last operations, from some shards
-	// more than from others, but the queue stays consistent (see the README). It is for tasks that
-	// can be made again, and for fast single calls of one caller. In a cluster nothing is lost as
-	// long as a majority of the nodes keeps its power: a node that has lost it does not count until
-	// the others have taken it back, which they do by themselves. If a majority has lost it, the
-	// cluster stands still ([ErrPowerLost]). Linux and macOS tell whether the machine was booted;
-	// on other systems a killed node counts as one that has lost power.
+	// loses no acknowledged change; a power loss may lose the last ones, of some shards more than
+	// of others: the queue stays consistent. In a cluster nothing is lost while a majority keeps
+	// its power: a node that has lost it counts again once they take it back. Otherwise the cluster
+	// stands still ([ErrPowerLost]). Except on Linux and macOS, a kill counts as a power loss.
 	DurabilityProcess
-	// DurabilityDisk: forced to the disk, with one fsync for each group of operations. A power loss
-	// loses no acknowledged change, as long as the disk keeps the data that it confirms. A caller
-	// waits for the disk; many callers share a sync, so that they lose less by it than one.
+	// DurabilityDisk: forced to the disk, by one fsync for many callers. A power loss loses no
+	// acknowledged change, if the disk keeps the data that it confirms.
 	DurabilityDisk
-	// DurabilityNone: held in memory until there are 32 KiB of log, or until [Queue.Close]. The end
-	// of the process may lose the operations since then, even after seconds of idleness, but the
-	// queue stays consistent. In a cluster it is as a power loss with DurabilityProcess.
+	// DurabilityNone: held in memory up to 32 KiB of log, or until [Queue.Close]. The end of the
+	// process may lose these changes, as a power loss with DurabilityProcess.
 	DurabilityNone
 )
 
@@ -50,131 +45,94 @@ func (d Durability) String() string { return durabilities.Text(d) }
 // MarshalText returns the text of String, and [ErrInvalid] for any other value.
 func (d Durability) MarshalText() ([]byte, error) { return durabilities.Marshal(d) }
 
-// UnmarshalText reads the text of MarshalText, and returns [ErrInvalid] for any other; so
-// flag.TextVar makes a flag of a Durability.
+// UnmarshalText reads the text of MarshalText, and returns [ErrInvalid] for any other.
 func (d *Durability) UnmarshalText(b []byte) error { return durabilities.Unmarshal(d, b) }
 
 // Options are the options of [Open]. A zero field means its documented default; a nil *Options
 // means all defaults. Open makes a deep copy of them, except Listener, Logger and Observer.
 type Options struct {
-	// Shards is how many independent stores share the tasks, each with its own log and its own
-	// owner goroutine. It is fixed when the queue is created; later Opens take 0 or the same
-	// number. 1 to 256. Default of a new queue, at most 8: a sixth of GOMAXPROCS rounded up (12
-	// cores: 2; up to 6 cores: 1), and below [DurabilityDisk] a third (12 cores: 4; 2 cores: 1);
-	// with Cluster 3, and the number must be the same on all nodes.
-	Shards int
-	// Durability may be different at each [Open]. Default: [DurabilityDisk].
-	Durability Durability
+	// Shards is how many independent stores share the tasks, each with a log and an owner
+	// goroutine: 1 to 256, for good (0: as before). Default of a new queue: a sixth of GOMAXPROCS,
+	// below [DurabilityDisk] a third, rounded up, at most 8; with Cluster 3, the same on all nodes.
+	Shards     int
+	Durability Durability // may differ at each [Open]. Default: [DurabilityDisk].
 
-	// LeaseFor is how long a lease lasts if neither the claim nor the task sets it. Default: 30 s.
-	LeaseFor time.Duration
-	// MaxAttempts is for tasks that do not set it. Default: 25.
-	MaxAttempts int
-	// SuspectFor is how long a task that is suspected of having ended the process ([Queue.Run]) is
-	// at work until further suspects start. 1 ms to 24 h. Default: 1 minute.
-	SuspectFor time.Duration
-	// Backoff is the wait between the attempts of a task.
-	Backoff Backoff
-	// Retention is how long completed tasks are kept with their results, if neither the task nor
-	// the queue sets it. Default: 0, not at all.
-	Retention time.Duration
-	// Limits bound tasks and batches.
-	Limits Limits
+	LeaseFor    time.Duration // how long a lease lasts if neither the claim nor the task sets it. Default: 30 s.
+	MaxAttempts int           // for tasks that do not set it. Default: 25.
+	SuspectFor  time.Duration // how long a suspect ([Queue.Run]) is at work until further ones start. 1 ms to 24 h. Default: 1 minute.
+	Backoff     Backoff       // the wait between the attempts of a task
+	Retention   time.Duration // how long completed tasks are kept, if neither task nor queue sets it. Default: 0.
+	Limits      Limits        // of tasks and batches
 
-	// GroupCap is how many operations of a shard one commit contains at the most. Default: 1024.
-	GroupCap int
-	// InboxDepth is how many operations may wait for a shard; a further caller waits for room until
-	// its ctx ends. Default: 4096.
-	InboxDepth int
-	// WindowTasks is how many ready tasks of a lane (queue, tenant, priority) are in memory at the
-	// most; further ones are read from disk before they are needed. Default: 4096.
-	WindowTasks int
-	// WindowBytes bounds the memory of all windows together. Default: 32 MiB.
-	WindowBytes int
-	// CacheBytes is the size of the block cache that all shards share. In addition, memtables
-	// usually take 2 MemTableBytes for each shard, at most 4 and 2 more of all; and more only for
-	// batches as large as half of one. While a shard does not commit, the cache may use what its
-	// memtables do not need. Default: 16 MiB.
+	GroupCap    int // how many operations of a shard one commit contains at the most. Default: 1024.
+	InboxDepth  int // operations that may wait for a shard; others wait, as long as their ctx. Default: 4096.
+	WindowTasks int // ready tasks of a lane (queue, tenant, priority) in memory; others on disk. Default: 4096.
+	WindowBytes int // bytes of all windows together. Default: 32 MiB.
+	// CacheBytes is the size of the block cache of all shards, which may also use the room of idle
+	// memtables. These usually take 2 MemTableBytes for each shard, at most 4 and 2 more of all;
+	// more only for batches as large as half of one. Default: 16 MiB.
 	CacheBytes int64
 	// MemTableBytes is how much each shard collects in memory before it writes a sorted table.
 	// Default: 16 MiB; with Cluster 24 MiB divided by the number of shards, but 4 to 16 MiB.
 	MemTableBytes int
 
-	// MinFreeBytes is how much space has to stay free on the disk. While less is free, calls that
-	// need more room than there is return [ErrDiskFull], level by level; the room between two
-	// levels is for the operations that still run at the lower one:
+	// MinFreeBytes is how much of the disk has to stay free. Below it, calls return [ErrDiskFull]:
 	//
 	//   - below MinFreeBytes, no tasks are added: [Queue.Produce], [Queue.ProduceBatch] and
 	//     [Queue.SetSchedule] are refused, ticks of schedules wait.
-	//   - below 3/4 of it, no leases are granted: a claim that waits goes on waiting, one with
-	//     NoWait is refused, and so are [Queue.RedriveDead], [Queue.SetPriority] and
-	//     [Queue.SetRunAt]; scheduled and blocked tasks do not become ready. Leases can still be
-	//     ended and extended, also by [Queue.Complete] with follow-ups.
-	//   - below 1/2, only operations that free space run: Complete without follow-ups and
+	//   - below 3/4, no leases are granted: a claim waits, or is refused with NoWait, as are
+	//     [Queue.RedriveDead], [Queue.SetPriority] and [Queue.SetRunAt]; no scheduled or blocked
+	//     task becomes ready. Leases can still be ended, with follow-ups too, and extended.
+	//   - below 1/2, only operations that free space run: [Queue.Complete] without follow-ups and
 	//     [Queue.Cancel], of tasks without retention, [Queue.PurgeDead], [Queue.DeleteSchedule],
-	//     [Queue.ReleaseKey] (of a task that has ended), and the end of retentions. No lease
-	//     expires, since none can be extended; if the queue is opened meanwhile, leases of
-	//     [Queue.Claim] begin again. [Queue.Run] keeps the outcomes of its handlers.
-	//   - below 1/4, nothing is written. The same holds while tables or the log cannot be written
-	//     for want of inodes or because of a quota, or while the disk is full with a negative
-	//     MinFreeBytes, until 4 MiB are free for each shard.
+	//     [Queue.ReleaseKey] (of an ended task), and the end of retentions. No lease expires; after
+	//     [Open], leases of [Queue.Claim] begin again. [Queue.Run] keeps its outcomes.
+	//   - below 1/4, nothing is written; nor without inodes or quota for tables or the log, or,
+	//     with a negative MinFreeBytes, from a full disk on until 4 MiB are free for each shard.
 	//
-	// Below one and a half times MinFreeBytes, the space of deleted records is freed at once, and
-	// not within half a minute.
-	//
-	// [Queue.Get], [Queue.List] and [Queue.Stats] always work, and all other calls work again as
-	// soon as there is room. The file system is asked at most once in a second or 4 MiB (0.1 s when
-	// little is free), so that it may be noticed too late when another program fills the disk fast.
-	// In a cluster the disk of a shard's leader counts; followers accept nothing below 1/4.
+	// Below 1.5 MinFreeBytes, deleted records free their space at once, not within half a minute.
+	// Reads always work, other calls as soon as there is room. The file system is asked at most
+	// once in a second or 4 MiB (0.1 s when little is free): another program may fill the disk
+	// faster. In a cluster the disk of a shard's leader counts; followers accept nothing below 1/4.
 	// Negative: no limit. Default: 64 MiB, plus 4 MemTableBytes for each shard.
 	MinFreeBytes int64
 
-	// StallAfter is how long an operation on the files of the queue (a write, a sync, a read) may
-	// take. While one takes longer, the disk is stalled: the log, [Queue.Health],
-	// [Queue.ProcessInfo] and [ReplicaStatus] say so, and other nodes lead the shards of this one,
-	// if a majority has no such trouble. 20 ms to 24 h, and longer than [Cluster.HeartbeatTimeout].
-	// Default: 5 s, or 4 times HeartbeatTimeout if that is more.
+	// StallAfter is how long an operation on the queue's files (write, sync, read) may take. Beyond
+	// it the disk is stalled: the log, [Queue.Health], [Queue.ProcessInfo] and [ReplicaStatus] say
+	// so, and other nodes lead its shards, if a majority is better off. 20 ms to 24 h, more than
+	// [Cluster.HeartbeatTimeout]. Default: 5 s, or 4 HeartbeatTimeouts if that is more.
 	StallAfter time.Duration
 
-	// Cluster makes this process one of several nodes. Default: nil, no other nodes and no socket.
-	Cluster *Cluster
+	// Producing wraps the storing of tasks; the first one is the outermost. Default: none.
+	Producing []ProduceMiddleware
 
-	// MustExist makes [Open] refuse, with [ErrNotQueue], a directory that is not a queue yet: one
-	// that does not exist or is empty, or was left by a first Open that did not return, so that
-	// nothing was ever stored in it; for a node of a cluster, one that has not become a member.
-	// Nothing is written then. Set it in programs that never make a queue. Default: false.
+	Cluster *Cluster // makes this process one of several nodes. Default: nil, no other nodes and no socket.
+
+	// MustExist makes [Open] refuse, with [ErrNotQueue], a directory that is not a queue yet,
+	// before anything is written: a missing or empty one, or one of a first Open that did not
+	// return; for a node, one that is not yet a member of its cluster. Default: false.
 	MustExist bool
-	// Tool says that the program opens the queue of an application to steer it, and closes it
-	// again. Nothing happens then because its time has come: no lease expires, no task becomes due,
-	// no schedule ticks, nothing is deleted; the application does that when it opens it next. The
-	// last [Open] by it has stored the options that decide about tasks: Durability, LeaseFor,
-	// MaxAttempts, Backoff, Retention, Limits and MinFreeBytes; the tool goes by them, and must not
-	// set them. A queue that is not there yet, is a node's, or of an older format is refused.
-	// Claims, [Queue.Run] and [Queue.ServeLocal] return [errors.ErrUnsupported].
+	// Tool says that the program opens an application's queue to steer it. Nothing happens by time
+	// then: no lease expires, no task becomes due, no schedule ticks, nothing is deleted.
+	// Durability, LeaseFor, MaxAttempts, Backoff, Retention, Limits and MinFreeBytes are the
+	// application's, and must not be set. A node's queue, one of an older format, and a missing one
+	// are refused. Claims, [Queue.Run] and [Queue.ServeLocal] return [errors.ErrUnsupported].
 	Tool bool
 	// AcceptCopy makes [Open] accept a directory that it would refuse with [ErrCopied]. Set it if
-	// you know that nothing wrote the files while they were copied: if the process had died and its
-	// directory was moved to another file system, or restored from a snapshot of all its files at
-	// one moment. A queue that was closed may be copied by any means, and needs no AcceptCopy; nor
-	// does a rename, or a clone of a whole volume. On Windows copies are not recognized. On file
-	// systems that neither say when a file was made nor have lasting inodes (some of FUSE, some of
-	// networks), a queue may be taken for a copy when its process has died and the file system was
-	// mounted again: set AcceptCopy there always. Default: false.
+	// you know that nothing wrote the files during the copy: the process had died and its directory
+	// was moved to another file system, or restored from one snapshot. On file systems without
+	// birth times or lasting inodes (some of FUSE, some of networks), set it always: after a crash
+	// and a new mount, a queue may be taken for a copy. Windows has no such check. Default: false.
 	AcceptCopy bool
-	// Logger gets the messages for operators. Its handler is called on a separate goroutine, and so
-	// may be slow: up to 1024 records wait, further ones are dropped, and the next record is
-	// preceded by one that counts the dropped ones. [Queue.Close] waits for it, but not longer than
-	// a second. The logger of [LoggerFrom] calls the handler directly. Default: nothing is logged.
+	// Logger gets the messages for operators, on a separate goroutine: up to 1024 records wait,
+	// further ones are dropped, and counted before the next. [Queue.Close] waits a second at most.
+	// The logger of [LoggerFrom] calls the handler directly. Default: nothing is logged.
 	Logger *slog.Logger
-	// Observer gets measurements: how many tasks of each queue have changed and how, how long
-	// commits and handlers have taken. Metrics are made of it. It is called on a goroutine of its
-	// own, one call at a time, some 10 ms after something has happened at the latest, and so may be
-	// slow: changes meanwhile are added up, within some 6 MiB, and reported by the next call. It is
-	// not called while nothing happens. The [Observation] must not be changed, and not be used
-	// after the call; strings in it may be kept. A call that panics is counted, and logged unless
-	// the call before has panicked too; the next one is made as ever. [Queue.Close] makes the last
-	// call, after everything else, and waits for it, but not longer than a second. Default: none,
-	// and nothing is measured for it.
+	// Observer gets measurements for metrics. Its goroutine makes one call at a time, within some
+	// 10 ms of a change. It may be slow: changes meanwhile are added up, within some 6 MiB. The
+	// [Observation] must not be changed, nor used after the call; strings in it may be kept. Panics
+	// are counted, and the first of a row logged. [Queue.Close] makes the last call, after
+	// everything else, and waits a second at most. Default: none, and nothing is measured for it.
 	Observer func(*Observation)
 
 	teller *teller           // of Observer; nil: there is none
@@ -186,8 +144,7 @@ type Options struct {
 	private inspect.Private
 }
 
-// Limits bound tasks and batches; those that exceed them are refused with an [InvalidError] before
-// anything is written.
+// Limits bound tasks and batches. An [InvalidError] refuses larger ones before anything is written.
 type Limits struct {
 	Payload    int // bytes of a payload or a result. Default: 1 MiB; at most 64 MiB
 	Headers    int // bytes of all names and values of a task's headers. Default: 16 KiB
@@ -195,14 +152,12 @@ type Limits struct {
 	Batch      int // tasks of a ProduceBatch, a ClaimBatch or the follow-ups of a Complete. Default: 10,000
 	BatchBytes int // bytes of all payloads of such a batch. Default: 16 MiB; at most 256 MiB
 	Parents    int // parents of all tasks of such a batch. Default: 100,000
-	// CommitBytes is how many bytes such a batch may write, since it is one commit: the stored form
-	// of its tasks (payloads, headers, names, keys, parents), some 300 bytes for each task, and 64
-	// for each parent. While it is written, the shard serves no other call. Default: the larger of
-	// twice BatchBytes and four times Payload, but at least 32 MiB; at most 1 GiB.
+	// CommitBytes bounds the bytes of such a batch's one commit, during which the shard serves no
+	// other call: payloads, headers, names and keys, some 300 for each task, 64 for each parent.
+	// Default: twice BatchBytes or four times Payload, the larger, at least 32 MiB; at most 1 GiB.
 	CommitBytes int
 }
 
-// ofCommit returns the limits of one commit.
 func (l *Limits) ofCommit() call.BatchLimits {
 	return call.BatchLimits{Parents: l.Parents, Bytes: l.CommitBytes}
 }
@@ -214,7 +169,6 @@ const (
 	maxStall  = 24 * time.Hour
 )
 
-// withDefaults returns a checked copy.
 func (o *Options) withDefaults() (*Options, error) {
 	var c Options
 	if o != nil {
@@ -234,9 +188,7 @@ func (o *Options) withDefaults() (*Options, error) {
 		return nil, &InvalidError{"Options.Tool", "with Durability, LeaseFor, MaxAttempts, Backoff, Retention, Limits or MinFreeBytes", "those of the application, which are stored"}
 	}
 	c.MustExist = c.MustExist || c.Tool
-	if c.Durability == DurabilityDefault {
-		c.Durability = DurabilityDisk
-	}
+	c.Durability = cmp.Or(c.Durability, DurabilityDisk)
 	for _, f := range []struct {
 		name          string
 		value         *int
@@ -260,9 +212,7 @@ func (o *Options) withDefaults() (*Options, error) {
 		return nil, &InvalidError{"Options." + field, value, limit}
 	}
 	if c.Durability > DurabilityNone {
-		return nil, &InvalidError{
-			"Options.Durability", c.Durability, "DurabilityProcess, DurabilityDisk, DurabilityNone",
-		}
+		return nil, &InvalidError{"Options.Durability", c.Durability, "DurabilityProcess, DurabilityDisk, DurabilityNone"}
 	}
 	if err := c.decideBy(&deciding); err != nil {
 		return nil, err
@@ -271,16 +221,20 @@ func (o *Options) withDefaults() (*Options, error) {
 	if c.Cluster != nil {
 		low = max(low, c.Cluster.HeartbeatTimeout+1)
 	}
-	c.StallAfter = cmp.Or(c.StallAfter, max(5*time.Second, 4*low))
-	if c.StallAfter < low || c.StallAfter > maxStall {
+	if c.StallAfter = cmp.Or(c.StallAfter, max(5*time.Second, 4*low)); c.StallAfter < low || c.StallAfter > maxStall {
 		return nil, &InvalidError{"Options.StallAfter", c.StallAfter, fmt.Sprintf("%v to %v, and more than HeartbeatTimeout", cluster.MinTimeout, maxStall)}
 	}
 	if c.SuspectFor = cmp.Or(c.SuspectFor, time.Minute); c.SuspectFor < time.Millisecond || c.SuspectFor > maxStall {
 		return nil, &InvalidError{"Options.SuspectFor", c.SuspectFor, fmt.Sprint(time.Millisecond, " to ", maxStall)}
 	}
-	c.CacheBytes = cmp.Or(c.CacheBytes, 16<<20)
-	if c.CacheBytes < 0 {
+	if c.CacheBytes = cmp.Or(c.CacheBytes, 16<<20); c.CacheBytes < 0 {
 		return nil, &InvalidError{"Options.CacheBytes", c.CacheBytes, "0 or more"}
+	}
+	c.Producing = slices.Clone(c.Producing)
+	for i, mw := range c.Producing {
+		if mw == nil {
+			return nil, &InvalidError{fmt.Sprintf("Options.Producing %d", i), "nil", "a function"}
+		}
 	}
 	c.log = silence
 	if c.Logger == nil {
@@ -293,7 +247,6 @@ func (o *Options) withDefaults() (*Options, error) {
 	return &c, nil
 }
 
-// deciding returns the options that decide about tasks.
 func (o *Options) deciding() manifest.Options {
 	return manifest.Options{
 		Durability: o.Durability.String(), LeaseFor: o.LeaseFor, MaxAttempts: o.MaxAttempts, Backoff: base.Backoff(o.Backoff),
@@ -301,8 +254,7 @@ func (o *Options) deciding() manifest.Options {
 	}
 }
 
-// decideBy makes the options that decide about tasks those of the application; nil: it has stored
-// none.
+// decideBy takes over the application's options that decide about tasks; nil: none are stored.
 func (o *Options) decideBy(a *manifest.Options) error {
 	if a == nil {
 		return nil
@@ -337,16 +289,11 @@ func (o *Options) setShards(shards int) {
 // storeConfigIn returns the configuration of the shards' stores in a directory of a format.
 func (o *Options) storeConfigIn(format int) store.Config {
 	c := store.Config{
-		FS: o.private.FS, Log: o.log, Durability: store.Process, Format: o.private.Pebble(format),
-		MemTableBytes: o.MemTableBytes, ReclaimFrom: o.private.ReclaimFrom,
+		FS: o.private.FS, Log: o.log, Format: o.private.Pebble(format), MemTableBytes: o.MemTableBytes, ReclaimFrom: o.private.ReclaimFrom,
+		Durability: [...]store.Durability{DurabilityProcess: store.Process, DurabilityDisk: store.Disk, DurabilityNone: store.None}[o.Durability],
 	}
-	switch {
-	case o.Cluster != nil:
+	if o.Cluster != nil {
 		c.Durability = store.Replicated
-	case o.Durability == DurabilityDisk:
-		c.Durability = store.Disk
-	case o.Durability == DurabilityNone:
-		c.Durability = store.None
 	}
 	return c
 }

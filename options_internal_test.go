@@ -247,6 +247,7 @@ var optionBounds = []struct {
 	{"Backoff.Factor", func(o *Options) any { return &o.Backoff.Factor }, 1.0, math.MaxFloat64, []any{math.Nextafter(1, 0), -1.0, math.Inf(-1)}, "1 or more"},
 	{"SuspectFor", func(o *Options) any { return &o.SuspectFor }, time.Millisecond, 24 * time.Hour, []any{time.Millisecond - 1, 24*time.Hour + 1, -time.Second}, "1ms to 24h0m0s"},
 	{"StallAfter", func(o *Options) any { return &o.StallAfter }, cluster.MinTimeout, maxStall, []any{cluster.MinTimeout - 1, maxStall + 1, -time.Second}, "20ms to 24h0m0s"},
+	{"Backoff.Step", func(o *Options) any { return &o.Backoff.Step }, time.Duration(1), time.Duration(math.MaxInt64), []any{time.Duration(-1)}, "0 or more"},
 	{"Backoff.Jitter", func(o *Options) any { return &o.Backoff.Jitter }, -1.0, 1.0, []any{math.Nextafter(1, 2), math.Inf(1)}, "at most 1"},
 }
 
@@ -307,7 +308,7 @@ func requireInvalidOption(t *testing.T, dir string, o *Options, field string, va
 
 // TestOptionBoundsAreComplete: every option is in optionBounds or is named here.
 func TestOptionBoundsAreComplete(t *testing.T) {
-	known := map[string]bool{"Backoff.Base": true, "Backoff.Max": true, "Logger": true, "Observer": true, "Cluster": true, "MinFreeBytes": true, "AcceptCopy": true, "MustExist": true, "Tool": true}
+	known := map[string]bool{"Backoff.Base": true, "Backoff.Max": true, "Producing": true, "Logger": true, "Observer": true, "Cluster": true, "MinFreeBytes": true, "AcceptCopy": true, "MustExist": true, "Tool": true}
 	for _, b := range optionBounds {
 		known[b.field] = true
 	}

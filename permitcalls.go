@@ -12,7 +12,6 @@ import (
 // In a cluster a limit for all shards of a queue is kept by permits (dispatch.Permits). Here is how
 // what shards and allocators say travels between owners.
 
-// permitMail is the Mail of a shard.
 type permitMail struct{ *shard }
 
 func (m permitMail) Epoch() uint64 { return m.epoch }

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"codeq/internal/base"
 	"codeq/internal/call"
 	"codeq/internal/container/arena"
 	"codeq/internal/engine"
+	"codeq/internal/entries"
 	"codeq/internal/keys"
 	"codeq/internal/listing"
 	"codeq/internal/record"
@@ -20,38 +22,31 @@ import (
 //
 // If the idempotency key of the task is taken, Produce stores nothing, and returns the ID of the
 // task that has it, with a [*DuplicateError] ([ErrDuplicate]). An error that matches [ErrUncertain]
-// leaves open whether the task was stored; after any other error it was not. Produce is safe for
-// concurrent use.
+// leaves open whether the task was stored; after any other error it was not.
 //
-// A task with parents ([Task].After) is stored in one commit, as any other. Then Produce waits
-// until its parents' shards have noted it, in a cluster for [Cluster].CallTimeout at the most. If
-// that, or ctx, or the room on the disk ends before, the error matches [ErrUncertain] and comes
-// with the ID: the task is stored, its parents' shards will note it, and a parent that goes until
-// then is missing.
+// With parents ([Task].After), Produce then waits until their shards have noted the task, in a
+// cluster for [Cluster].CallTimeout at the most. If that, or ctx, or the room on the disk ends
+// before, the error matches [ErrUncertain] and comes with the ID: the task is stored and will be
+// noted, and a parent that goes until then is missing.
 //
-// Errors: [ErrInvalid], [ErrDuplicate], [ErrNotFound] ([RefuseOnMissing]), [ErrDiskFull],
-// [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrNotMember], [ErrClosed], and that of ctx.
+// Errors: [ErrDuplicate], [ErrNotFound] ([RefuseOnMissing]), [ErrNotMember], those of changes (see
+// [Queue]), and that of ctx.
 func (q *Queue) Produce(ctx context.Context, t Task) (_ ID, err error) {
 	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
 		return ID{}, err
 	}
-	if err := t.check(&q.opts.Limits, 0); err != nil {
-		return ID{}, err
+	if len(q.opts.Producing) > 0 {
+		return q.produceThrough(ctx, &t)
 	}
-	op := q.produceOp()
-	op.Tasks = append(op.Tasks, prepare(&t, nil))
-	var cost call.BatchCost
-	if err = cost.Add(&op.Tasks[0], q.opts.Limits.ofCommit()); err == nil {
-		err = q.checkParents(ctx, "", op.Tasks)
-	}
+	return q.produceOne(ctx, &t)
+}
+
+// produceOne stores a task.
+func (q *Queue) produceOne(ctx context.Context, t *Task) (ID, error) {
+	op, shard, err := q.prepareOne(ctx, t)
 	if err != nil {
-		q.recycleProduce(op)
-		return ID{}, translated(err)
-	}
-	shard, bound := op.Tasks[0].Home(len(q.replicas))
-	if !bound {
-		shard = q.anyShard()
+		return ID{}, err
 	}
 	if settled, err := q.backend.produce(ctx, shard, op); err != nil {
 		if settled {
@@ -68,15 +63,38 @@ func (q *Queue) Produce(ctx context.Context, t Task) (_ ID, err error) {
 	return id, err
 }
 
+// prepareOne makes the operation that produces a task, and finds its shard.
+func (q *Queue) prepareOne(ctx context.Context, t *Task) (op *produceOp, shard int, err error) {
+	if err := t.check(&q.opts.Limits, 0); err != nil {
+		return nil, 0, err
+	}
+	op = q.produceOp()
+	op.Tasks = append(op.Tasks, prepare(t, nil))
+	var cost call.BatchCost
+	if err = cost.Add(&op.Tasks[0], q.opts.Limits.ofCommit()); err == nil {
+		err = q.checkParents(ctx, "", op.Tasks)
+	}
+	if err != nil {
+		q.recycleProduce(op)
+		return nil, 0, translated(err)
+	}
+	shard, bound := op.Tasks[0].Home(len(q.replicas))
+	if !bound {
+		shard = q.anyShard()
+	}
+	return op, shard, nil
+}
+
 // ProduceBatch stores all of the tasks or none, in one commit, and returns their IDs in the same
 // order. Tasks of one queue, tenant and priority that are ready at once are claimed in the order of
 // the batch.
 //
-// A task with an idempotency key that is taken is not stored, but the others are: its ID is that of
-// the task that has the key, and the error joins a [*DuplicateError] ([ErrDuplicate]) for each such
-// task. A task with [Unique].Replace replaces an earlier one of the batch with its key as well: of
-// several, the last one is stored, in the place of the first, and all return its ID. Other errors
-// are those of [Queue.Produce]; the error of an invalid task contains its index.
+// If some tasks are not stored, or that is not known, the error is a [*BatchError] with the error
+// of each. A task with an idempotency key that is taken is not stored, but the others are: its ID
+// is that of the task that has the key, and its error a [*DuplicateError] ([ErrDuplicate]). A task
+// with [Unique].Replace replaces an earlier one of the batch with its key as well: of several, the
+// last one is stored, in the place of the first, and all return its ID. The error of a batch that
+// is refused before anything is written is no BatchError, and has the index of an invalid task.
 //
 // With several shards, tasks with a LimitKey, Group or idempotency key belong to a certain shard,
 // and a batch that belongs to several shards is stored in parts, each in one commit. A task that
@@ -86,16 +104,20 @@ func (q *Queue) Produce(ctx context.Context, t Task) (_ ID, err error) {
 // which all tasks have an idempotency key come first, as far as the waits permit: it is safe to
 // produce a batch again if all of its tasks have one, or none of the three.
 //
-// Errors: [ErrInvalid], [ErrDuplicate], [ErrNotFound] ([RefuseOnMissing]), [ErrDiskFull],
-// [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrNotMember], [ErrClosed], and that of ctx.
+// Errors: those of [Queue.Produce], such as [ErrInvalid], that of ctx, and a [*BatchError] of them.
 func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) (_ []ID, err error) {
 	defer public(&err)
-	if ctx, err = q.begin(ctx); err != nil {
+	if err = q.checkCall(ctx); err != nil || len(tasks) == 0 {
 		return nil, err
 	}
-	if len(tasks) == 0 {
-		return nil, nil
+	if len(q.opts.Producing) > 0 {
+		return q.opts.through(ctx, Producing{Tasks: tasks}, q.produceBatch)
 	}
+	return q.produceBatch(ctx, tasks)
+}
+
+func (q *Queue) produceBatch(ctx context.Context, tasks []Task) (_ []ID, err error) {
+	ctx = q.backend.begin(ctx)
 	op := q.produceOp()
 	if op.Tasks, err = q.prepareBatch("ProduceBatch", tasks, op.Tasks); err == nil {
 		err = q.checkParents(ctx, "ProduceBatch", op.Tasks)
@@ -104,37 +126,45 @@ func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) (_ []ID, err err
 		q.recycleProduce(op)
 		return nil, err
 	}
-	parts := call.SplitBatch(op.Tasks, len(q.replicas))
-	ids := make([]ID, len(tasks))
+	ids, errs := make([]ID, len(tasks)), call.BatchErrors{N: len(tasks)}
+	parts, all := call.SplitBatch(op.Tasks, len(q.replicas)), op.Tasks
 	if parts == nil {
-		hops, err := q.produce(ctx, q.anyShard(), op, tasks, func(i int) int { return i }, ids)
-		return ids, errors.Join(err, q.awaitTaken(ctx, hops))
+		parts = []call.BatchPart{{Shard: q.anyShard()}}
 	}
-	all := op.Tasks
-	var duplicates []error
 	var hops []call.BatchHop
-	for _, part := range parts {
-		next := op
+	for i := range parts {
+		part, next := &parts[i], op
 		if len(parts) > 1 {
 			next = q.produceOp()
 			next.Tasks = part.Append(next.Tasks, all, func(i int) keys.ID { return keys.ID(ids[i]) })
 		}
-		asked, err := q.produce(ctx, part.Shard, next, tasks, func(i int) int { return part.Tasks[i] }, ids)
-		hops = append(hops, asked...)
+		asked, err := q.produce(ctx, part, next, tasks, ids, &errs)
 		if err != nil {
-			duplicates = append(duplicates, err)
-			if !errors.Is(err, ErrDuplicate) {
-				break
+			errs.Fail(parts[i:i+1], base.Prefixed(err))
+			errs.Fail(parts[i+1:], errPartFailed)
+			break
+		}
+		hops = append(hops, asked...)
+	}
+	if err := q.awaitTaken(ctx, hops); err != nil {
+		for i := range tasks {
+			if len(tasks[i].After) > 0 {
+				errs.Set(i, base.Prefixed(err))
 			}
 		}
 	}
-	return ids, errors.Join(append(duplicates, q.awaitTaken(ctx, hops))...)
+	if errs.Errs != nil {
+		return ids, &BatchError{errs.Errs}
+	}
+	return ids, nil
 }
 
-// produce stores the tasks of op in a shard, recycles op, and puts the IDs into ids. at returns the
-// index in tasks of the operation's i-th task. The hops notify the tasks' parents.
-func (q *Queue) produce(ctx context.Context, shard int, op *produceOp, tasks []Task, at func(int) int, ids []ID) ([]call.BatchHop, error) {
-	settled, err := q.backend.produce(ctx, shard, op)
+// errPartFailed is the error of a task of a part that was not tried.
+var errPartFailed = errors.New("codeq: not stored, since an earlier part of the batch was not")
+
+// produce stores the tasks of a part by op, which it recycles. The hops notify the tasks' parents.
+func (q *Queue) produce(ctx context.Context, part *call.BatchPart, op *produceOp, tasks []Task, ids []ID, errs *call.BatchErrors) ([]call.BatchHop, error) {
+	settled, err := q.backend.produce(ctx, part.Shard, op)
 	if settled {
 		defer q.recycleProduce(op)
 	}
@@ -142,16 +172,15 @@ func (q *Queue) produce(ctx context.Context, shard int, op *produceOp, tasks []T
 		return nil, err
 	}
 	for i, id := range op.IDs {
-		ids[at(i)] = id
+		ids[part.At(i)] = id
 	}
-	var errs []error
 	for _, i := range op.Duplicates {
-		if tasks[at(i)].Unique.Replace && call.HasReplaced(op.Tasks, i, op.Duplicates) {
-			continue
+		at := part.At(i)
+		if unique := &tasks[at].Unique; !unique.Replace || !call.HasReplaced(op.Tasks, i, op.Duplicates) {
+			errs.Set(at, &DuplicateError{Key: unique.Key, ID: op.IDs[i], Index: at})
 		}
-		errs = append(errs, &DuplicateError{Key: tasks[at(i)].Unique.Key, ID: op.IDs[i], Index: at(i)})
 	}
-	return call.BatchHops(op.Tasks, shard, len(q.replicas), len(op.Duplicates) > 0), errors.Join(errs...)
+	return call.BatchHops(op.Tasks, part.Shard, len(q.replicas), len(op.Duplicates) > 0), nil
 }
 
 // checkParents refuses tasks with a missing parent that must exist. It passes tasks with a taken
@@ -222,8 +251,7 @@ func prepare(t *Task, records *arena.Arena) (n engine.NewTask) {
 	return n
 }
 
-// batch collects the tasks of a verb: it checks them, and encodes them into its own memory, as they
-// are added.
+// batch collects the tasks of a verb: it checks them, and encodes them into its own memory.
 type batch struct {
 	verb string
 	call.BatchBuilder
@@ -265,6 +293,11 @@ func (b *batch) add(tasks []Task, limits *Limits) error {
 type produceOp struct {
 	completion
 	call.Produce
+
+	// Waits for the end of the only task, which begin before it can end; nil: nobody waits. An
+	// operation with one is not used again.
+	ends  *awaitOp          // without a cluster: begins in the commit
+	hears *entries.Listener // in a cluster: when the node applies the commit
 }
 
 func (q *Queue) produceOp() *produceOp {
@@ -278,8 +311,7 @@ func newProduce(from string) request {
 	return &produceOp{completion: completion{kind: callProduce}, Produce: call.Produce{Call: keys.CallNumber{Node: from}}}
 }
 
-// recycleProduce keeps an operation for reuse. REQUIRES: it is settled, or was never given to a
-// shard.
+// recycleProduce keeps an operation for reuse. REQUIRES: it is settled, or no shard has had it.
 func (q *Queue) recycleProduce(op *produceOp) {
 	clear(op.Tasks)
 	op.Tasks, op.IDs, op.Duplicates, op.err = op.Tasks[:0], op.IDs[:0], op.Duplicates[:0], nil
@@ -297,6 +329,10 @@ func (op *produceOp) resolve(s *shard) {
 		return
 	}
 	v, err := s.rules.Produce(op.Tasks, &op.Call, &op.Produced)
+	if op.ends != nil && v == engine.Decided && err == nil && len(op.Duplicates) == 0 {
+		op.ends.ID = op.IDs[0]
+		op.ends.begin(s)
+	}
 	s.conclude(op, &op.completion, v, err)
 }
 
@@ -304,4 +340,66 @@ func atMostTasks(n int) string { return fmt.Sprintf("at most %d", n) }
 
 func taskError(verb string, i int, err error) error {
 	return fmt.Errorf("%s: task %d: %w", verb, i, err)
+}
+
+// Producing is the argument of a [ProduceFunc].
+type Producing struct {
+	// Tasks is a copy: a [ProduceMiddleware] may change its elements, but not their number, nor the
+	// maps and slices in them, which are the caller's.
+	Tasks    []Task
+	FollowUp bool   // they are stored with the completion of another task, and have no IDs yet
+	Schedule string // the name of the schedule that stores Tasks[0] for its ticks, without an ID; "": none
+}
+
+// ProduceFunc stores tasks as [Queue.ProduceBatch] does, and returns their IDs, if they have any.
+type ProduceFunc func(ctx context.Context, p Producing) ([]ID, error)
+
+// ProduceMiddleware wraps the storing of tasks by this [Queue]: traces, defaults, compression or
+// encryption of payloads, which a [Middleware] of the handlers reverts. It is called, on the
+// goroutine of the caller, for each [Queue.Produce], [Queue.ProduceBatch], [Call],
+// [Queue.SetSchedule] (not for the ticks), [Job].FollowUp, and for the follow-ups of each
+// [Queue.Complete] and of each completion of [Queue.CompleteBatch]. Programs that use [OpenLocal]
+// store their tasks as they are. [Queue.Schedules] returns the changed task: a header may mark it,
+// so that it is not changed again when it is set again.
+//
+// The [ProduceFunc] that it returns calls next with ctx or a context derived from it, again only
+// after an error, and returns after next has. Its error, or else that of the last next, is that of
+// the call; the IDs are those of next. An error for follow-ups of a handler is the verdict on its
+// task, as that of the handler; ctx is then that of [Job].Context.
+type ProduceMiddleware func(next ProduceFunc) ProduceFunc
+
+// through stores tasks by the middleware of produces.
+func (o *Options) through(ctx context.Context, p Producing, store func(context.Context, []Task) ([]ID, error)) (ids []ID, _ error) {
+	n := len(p.Tasks)
+	var failed error = &InvalidError{"Options.Producing", "did not call next", "a call, or an error"}
+	next := func(ctx context.Context, p Producing) ([]ID, error) {
+		switch {
+		case failed == nil:
+			return nil, &InvalidError{"Options.Producing", "called next again after a success", "one success"}
+		case len(p.Tasks) != n:
+			failed = &InvalidError{"Producing.Tasks", len(p.Tasks), fmt.Sprint("the ", n, " of the caller")}
+		default:
+			ids, failed = store(ctx, p.Tasks)
+		}
+		return ids, failed
+	}
+	for i, mw := range slices.Backward(o.Producing) {
+		if next = mw(next); next == nil {
+			return nil, &InvalidError{fmt.Sprintf("Options.Producing %d", i), "returned nil", "a ProduceFunc"}
+		}
+	}
+	p.Tasks = slices.Clone(p.Tasks)
+	if _, err := next(ctx, p); err != nil {
+		return ids, err
+	}
+	return ids, failed
+}
+
+// produceThrough is produceOne behind the middleware.
+func (q *Queue) produceThrough(ctx context.Context, t *Task) (id ID, err error) {
+	_, err = q.opts.through(ctx, Producing{Tasks: []Task{*t}}, func(ctx context.Context, tasks []Task) (_ []ID, err error) {
+		id, err = q.produceOne(ctx, &tasks[0])
+		return []ID{id}, err
+	})
+	return id, err
 }

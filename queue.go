@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -24,10 +25,13 @@ import (
 	"codeq/internal/store"
 )
 
-// Queue is an open queue directory, made by [Open]. Its methods are safe for concurrent use.
+// Queue is an open queue directory, made by [Open]. Its methods are safe for concurrent use. A nil
+// or zero Queue returns or yields [ErrClosed]; a nil context is an [InvalidError].
 //
-// Each method of a nil Queue, and of one that Open has not made, returns or yields an error that
-// matches [ErrClosed]. A nil context is refused with an [InvalidError].
+// The errors of changes are [ErrInvalid], [ErrDiskFull], [ErrUncertain], [ErrFailed],
+// [ErrNotLeader] and [ErrClosed]; those of reads [ErrInvalid], [ErrCorrupt], [ErrFailed],
+// [ErrClosed] and, in a cluster, [ErrUncertain] and [ErrNotLeader]; those of nodes [ErrInvalid],
+// [ErrNoCluster], [ErrNotLeader], [ErrUncertain], [ErrFailed] and [ErrClosed].
 type Queue struct {
 	opts     *Options
 	replicas []*replica // by the number of the shard
@@ -38,12 +42,12 @@ type Queue struct {
 	runs     entries.Runs[*runner]
 	heads    *dispatch.Board // nil: there is one shard
 	slow     dispatch.SlowStart
-	node     *node // nil: no cluster
+	stuck    atomic.Uint64 // handlers that have gone on after their Timeout
+	node     *node         // nil: no cluster
 	backend  backend
 
-	// capacity 1: held by a call of Configure, so that its change is called once
-	configuring chan struct{}
-	// likewise, by one of Checkpoint, and by one of ServeLocal
+	// capacity 1: held by a call of Configure (its change is called once), Checkpoint, ServeLocal
+	configuring      chan struct{}
 	copying, serving chan struct{}
 
 	disk    *failstop.Watch // of the files; nil: another process has the queue open
@@ -64,9 +68,8 @@ type backend interface {
 	// do makes a shard resolve an operation, and waits for the outcome. settled is false when the
 	// operation still belongs to the shard.
 	do(ctx context.Context, shard int, op request) (settled bool, err error)
-	// produce is do for a produce, whose tasks are stored once.
 	produce(ctx context.Context, shard int, op *produceOp) (settled bool, err error)
-	// await waits for the end of a task.
+	call(ctx context.Context, shard int, op *produceOp) (endOfTask, error) // produce for a task whose end the caller waits for; nil: the key of the task was taken
 	await(ctx context.Context, id ID) (*engine.Outcome, error)
 	// tell makes the process that has the queue open carry out a verb about a process; false: that
 	// is this one, and the caller carries it out.
@@ -75,29 +78,20 @@ type backend interface {
 
 // Open opens the queue in dir, and creates it if dir does not exist or is empty, unless
 // [Options.MustExist]. A nil opts means the defaults. One [Queue] at a time may have a directory
-// open, and no [Reader] beside it. Directories and files are created for their owner only (modes
-// 0700 and 0600).
+// open, and no [Reader] beside it. Directories and files are created with modes 0700 and 0600.
 //
-// Open returns an error that matches [ErrNotQueue] when dir holds something else, [ErrShardCount]
-// when opts.Shards differs from the count fixed at creation, [ErrFormat] when the queue has a
-// format that this version does not know, [ErrLocked] when the directory is open already,
-// [ErrCopied] when its files were copied while it was open, [ErrCorrupt] when stored data is
-// damaged or contradicts itself (see [Verify]), or [ErrInvalid] when an option is out of bounds, or
-// dir is ""; each before anything is changed, except damage that is found when the shards are
-// loaded. It returns one that matches [ErrDiskFull] when the disk has no room for the tables and
-// logs that it begins with.
+// An error says that nothing was changed, except [ErrCorrupt] for damage found when the shards are
+// loaded, and [ErrDiskFull]: there is no room for the first tables and logs.
 //
-// A queue of an older, known format is raised to the format of this version, in place; from then on
-// the older version refuses it with [ErrFormat]. The shards of a cluster are raised when all of its
-// nodes have been opened by this version.
+// A queue of an older, known format is raised to that of this version, in place; from then on the
+// older version refuses it with [ErrFormat]. A cluster rises when all nodes run this version.
 //
 // With cgo and the GNU C library, Open makes malloc return freed blocks of 4 MiB and more to the
-// system (M_MMAP_THRESHOLD, of the process), unless the environment sets it: freed memtables would
-// stay with the process.
+// system (M_MMAP_THRESHOLD, of the process), unless the environment sets it.
 //
-// Errors: [ErrInvalid], [ErrNotQueue], [ErrNotMember], [ErrShardCount], [ErrFormat], [ErrLocked],
-// [ErrCopied], [ErrCorrupt], [ErrPowerLost], [ErrDiskFull], [ErrNotLeader] ([Cluster].Join), and
-// those of the file system.
+// Errors: [ErrInvalid] (also for the dir ""), [ErrNotQueue], [ErrNotMember], [ErrShardCount],
+// [ErrFormat], [ErrLocked], [ErrCopied], [ErrCorrupt], [ErrPowerLost], [ErrDiskFull],
+// [ErrNotLeader] ([Cluster].Join), and those of the file system.
 func Open(dir string, opts *Options) (_ *Queue, err error) {
 	defer public(&err)
 	q, err := open(dir, opts)
@@ -172,7 +166,6 @@ func newQueue(o *Options, d *manifest.Directory) *Queue {
 	return q
 }
 
-// openShards opens the shards of a standalone queue, and starts their owners.
 func (q *Queue) openShards() error {
 	shards, gates := make([]*shard, len(q.replicas)), dispatch.NewGates()
 	err := q.inParallel("opening of a shard", len(shards), q.openAlone)
@@ -209,7 +202,6 @@ func (q *Queue) openShards() error {
 	return nil
 }
 
-// inParallel calls do for the first n shards at the same time.
 func (q *Queue) inParallel(what string, n int, do func(shard int) error) error {
 	var g errgroup.Group
 	for i := range n {
@@ -224,7 +216,6 @@ func (q *Queue) inParallel(what string, n int, do func(shard int) error) error {
 	return g.Wait()
 }
 
-// openAlone opens the store of a shard of a standalone queue.
 func (q *Queue) openAlone(i int) error {
 	st, err := fsck.OpenStore(q.dir, i, q.opts.storeConfigIn(q.dir.Format), q.caches)
 	if err != nil {
@@ -235,7 +226,6 @@ func (q *Queue) openAlone(i int) error {
 	return nil
 }
 
-// loadAlone loads the memory of a shard of a standalone queue.
 func (q *Queue) loadAlone(i int, gates *dispatch.Gates) (*shard, error) {
 	r := q.replicas[i]
 	s := newShard(i, q.opts, r.slot.Store(), gates)
@@ -255,8 +245,7 @@ var (
 	errNoContext = &InvalidError{"ctx", "nil", "a context, such as context.Background()"}
 )
 
-// checkCall refuses a call of a Queue that Open has not made, or with no context. Each method
-// begins with it. It is inlined.
+// checkCall refuses a Queue that Open has not made, and no context. It is inlined.
 func (q *Queue) checkCall(ctx context.Context) error {
 	if q == nil || q.opts == nil {
 		return errNotOpened
@@ -287,7 +276,6 @@ func (q *Queue) untilClosing(own context.Context, what string) (_ context.Contex
 // shard is a shard that this process leads; nil if it does not.
 func (q *Queue) shard(index int) *shard { return q.replicas[index].lead.Load() }
 
-// led is the shards that this process leads.
 func (q *Queue) led() []*shard {
 	led := make([]*shard, 0, len(q.replicas))
 	for _, r := range q.replicas {
@@ -298,7 +286,6 @@ func (q *Queue) led() []*shard {
 	return led
 }
 
-// anyShard spreads new tasks evenly.
 func (q *Queue) anyShard() int {
 	if len(q.replicas) == 1 {
 		return 0
@@ -309,10 +296,18 @@ func (q *Queue) anyShard() int {
 	return rand.IntN(len(q.replicas))
 }
 
-// shardOf is the number of the shard that has a task.
 func (q *Queue) shardOf(id ID) int { return id.shard(len(q.replicas)) }
 
-// do is backend.do.
+// needsFormat returns an error if a shard of a cluster during an upgrade has not risen to a format.
+func (q *Queue) needsFormat(shard int, what string, format int) error {
+	if q.node != nil {
+		if f := q.replicas[shard].group.Format(); f < format {
+			return fmt.Errorf("%w: shard %d has format %d, and %s need %d", ErrFormat, shard, f, what, format)
+		}
+	}
+	return nil
+}
+
 func (q *Queue) do(ctx context.Context, shard int, op request) (settled bool, err error) {
 	return q.backend.do(ctx, shard, op)
 }
@@ -326,8 +321,7 @@ func (q *Queue) ask(ctx context.Context, shard int, op request) error {
 	return err
 }
 
-// begin is checkCall for a call that asks shards one after the other. The returned ctx gives the
-// whole call one limit.
+// begin is checkCall for a call that asks shards in turn. The returned ctx gives it one limit.
 func (q *Queue) begin(ctx context.Context) (context.Context, error) {
 	if err := q.checkCall(ctx); err != nil {
 		return nil, err
@@ -335,8 +329,8 @@ func (q *Queue) begin(ctx context.Context) (context.Context, error) {
 	return q.backend.begin(ctx), nil
 }
 
-// tell is checkCall, and makes another process carry out a verb about a process if that has the
-// queue open. done is false if this process has it open, and is to carry the verb out.
+// tell is checkCall, and makes another process that has the queue open carry out a verb about a
+// process. done is false if this process carries it out.
 func (q *Queue) tell(ctx context.Context, verb byte, argument, reply any) (done bool, err error) {
 	if err := q.checkCall(ctx); err != nil {
 		return true, err
@@ -369,7 +363,6 @@ func (q *Queue) doFor(ctx context.Context, id ID, op request) error {
 	return err
 }
 
-// standalone is a Queue whose shards are all in this process.
 type standalone Queue
 
 func (q *standalone) begin(ctx context.Context) context.Context { return ctx }
@@ -389,20 +382,18 @@ func (q *standalone) await(ctx context.Context, id ID) (*engine.Outcome, error) 
 func (q *standalone) tell(context.Context, byte, any, any) (told bool, err error) { return false, nil }
 
 // Close ends the queue. First calls of [Queue.Run] drain and return, and calls of
-// [Queue.Checkpoint] end, while other calls still work; then new work is refused with [ErrClosed],
-// accepted operations are finished, and claims that wait get [ErrClosed]. When Close returns, no
-// goroutine of the queue is left, except in an Observer, a log handler, or a handler of Run that
-// does not return, and a compaction of Pebble that cannot read its tables, which waits for ever;
-// and everything that was acknowledged is with the operating system at least. The
-// error matches [ErrFailed] if the storage of a shard, or of a node, has failed or could not be
-// closed; the next [Open] then finds what [Durability] promises. It also does if the directory was
-// moved, removed or replaced: the acknowledged changes are wherever the directory is now, if it
-// exists. It matches [ErrStalled] if the disk has not answered for twice [Options.StallAfter]
-// meanwhile: the queue goes on ending, and its directory stays locked until the disk has answered.
-// Close may be called again to wait for that.
+// [Queue.Checkpoint] end, while other calls still work; then new work and waiting claims get
+// [ErrClosed], and accepted operations are finished. When Close returns, all that was acknowledged
+// is with the operating system at least, and no goroutine of the queue is left, except in an
+// Observer, a log handler, or a handler of Run that does not return, and a compaction of Pebble
+// that cannot read its tables. It is safe to call Close twice and at any moment, but not from a
+// handler of Run, which would wait for itself.
 //
-// It is safe to call Close twice and at any moment, but not from a handler of Run, which would wait
-// for itself.
+// [ErrFailed] says that the storage of a shard, or of a node, has failed or could not be closed;
+// the next [Open] then finds what [Durability] promises. Or the directory was moved, removed or
+// replaced: the acknowledged changes are wherever it is now. [ErrStalled] says that the disk has
+// not answered for twice [Options.StallAfter]: the queue goes on ending, and its directory stays
+// locked until it has. Another Close waits for that.
 //
 // Errors: [ErrFailed], [ErrStalled], and [ErrClosed] if the queue was never opened.
 func (q *Queue) Close() (err error) {
@@ -486,11 +477,11 @@ func (q *Queue) fileSteps() (steps []func() error) {
 	}, q.dir.Close, func() error {
 		q.opts.teller.Close()
 		q.opts.logs.Close()
+		q.disk.Rest()
 		return nil
 	})
 }
 
-// configOf is the configuration of the rules of a shard.
 func configOf(index int, o *Options, seed [32]byte, elapsed func() time.Duration) engine.Config {
 	return engine.Config{
 		Shard: index, Shards: o.Shards, Replicated: o.Cluster != nil, Seed: seed, Elapsed: elapsed,

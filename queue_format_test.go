@@ -225,7 +225,7 @@ func unpack(t *testing.T, archive string) (disk *crashfs.Disk, tasks map[codeq.I
 func asInJSON(tasks map[codeq.ID]*codeq.TaskInfo) map[codeq.ID]*codeq.TaskInfo {
 	for _, info := range tasks {
 		info.At = info.At.UTC()
-		times := []*time.Time{&info.RunAt, &info.FirstReady, &info.Progress.At}
+		times := []*time.Time{&info.RunAt, &info.Until, &info.FirstReady, &info.Progress.At}
 		for i := range info.History {
 			times = append(times, &info.History[i].Start, &info.History[i].End)
 		}
@@ -298,7 +298,7 @@ func requireGoldenSettings(t *testing.T, q *codeq.Queue) {
 	t.Helper()
 	ctx := context.Background()
 	for queue, want := range map[string]codeq.Settings{
-		"a": {Retention: time.Hour}, "limited": {ConcurrencyPerKey: 1}, "paused": {Paused: true},
+		"a": {Policy: codeq.Policy{Retention: time.Hour}}, "limited": {ConcurrencyPerKey: 1}, "paused": {Paused: true},
 	} {
 		got, err := q.Settings(queue)
 		require.NoError(t, err)
@@ -473,9 +473,10 @@ func TestRaiseOfNode(t *testing.T) {
 			st, err := q.ClusterStatus(ctx)
 			return err == nil && st.Shards[i].Format == manifest.Format
 		}, 20*time.Second, time.Millisecond)
-		got, err := store.Lookup(queuetest.StoreOf(q, i).DB(), []byte{keys.Meta})
-		require.NoError(t, err)
-		require.Equal(t, manifest.ReplicaIdentity(manifest.Format, i, inspect.Of(q).Shards()), string(got))
+		require.Eventually(t, func() bool { // it applies the raise after it is known
+			got, err := store.Lookup(queuetest.StoreOf(q, i).DB(), []byte{keys.Meta})
+			return err == nil && string(got) == manifest.ReplicaIdentity(manifest.Format, i, inspect.Of(q).Shards())
+		}, 20*time.Second, time.Millisecond)
 	}
 	require.NoError(t, q.Close())
 	m, err := manifest.Read(disk, "queue")

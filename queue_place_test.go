@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -579,7 +580,9 @@ func TestNodeIsReplaced(t *testing.T) {
 	id := queuetest.Produce(t, other, codeq.Task{Queue: "a"})[0]
 	require.NoError(t, other.Close())
 	q := open(dir)
-	own := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
+	require.NoError(t, q.WaitReady(t.Context()))
+	// A store makes its reserve, by its path, with its first commit: there is one in each shard.
+	own := queuetest.Produce(t, q, slices.Repeat([]codeq.Task{{Queue: "a"}}, 50)...)[0]
 	require.NoError(t, os.Rename(dir, dir+".moved"))
 	require.NoError(t, os.Rename(dir+".other", dir))
 	before := contentOf(t, dir)

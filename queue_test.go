@@ -813,7 +813,7 @@ func TestToolRefuses(t *testing.T) {
 	// Each option either decides about tasks or is named here.
 	others := []string{
 		"Shards", "GroupCap", "InboxDepth", "WindowTasks", "WindowBytes", "CacheBytes", "MemTableBytes", "StallAfter", "SuspectFor",
-		"Cluster", "MustExist", "Tool", "AcceptCopy", "Logger", "Observer",
+		"Cluster", "MustExist", "Tool", "AcceptCopy", "Logger", "Observer", "Producing",
 	}
 	options := reflect.TypeFor[codeq.Options]()
 	for i := range options.NumField() {

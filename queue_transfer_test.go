@@ -24,6 +24,7 @@ import (
 	"codeq/internal/offline"
 	"codeq/internal/record"
 	"codeq/internal/simtest"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -45,6 +46,7 @@ func transferred(t *testing.T, disk *crashfs.Disk, shards int) (export string) {
 // are being told, and results that are kept. With another number of shards its tasks end as those
 // of the queue itself do.
 func TestTransferUnderWay(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		rng := testkit.Seeded(t)

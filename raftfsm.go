@@ -31,10 +31,9 @@ type stateMachine struct {
 func newStateMachine(r *replica) *stateMachine {
 	return &stateMachine{replica: r, writer: entries.Writer{Adopt: func(identity []byte) error {
 		return r.adoptFormat(identity, r.group.AwaitFormat)
-	}}}
+	}, Answered: r.awaits.Answered}}
 }
 
-// Apply writes an entry to the store, and publishes its broadcast on this node.
 func (m *stateMachine) Apply(l cluster.Entry) error {
 	e, err := entries.ParseEntry(l.Data)
 	if err != nil {
@@ -59,7 +58,6 @@ func (m *stateMachine) Apply(l cluster.Entry) error {
 	return nil
 }
 
-// Open opens the store, and closes the one before.
 func (m *stateMachine) Open(install func() error) (last cluster.Position, err error) {
 	m.writer.Reset()
 	r := m.replica
@@ -109,7 +107,6 @@ func (r *replica) begin(st *store.Store, first bool) (last cluster.Position, err
 	return last, err
 }
 
-// Lead makes this node's replica the shard.
 func (m *stateMachine) Lead(term uint64) (cluster.Leader, error) {
 	r := m.replica
 	begin := proposer{replica: r, term: term}
@@ -127,7 +124,6 @@ func (m *stateMachine) Lead(term uint64) (cluster.Leader, error) {
 	return s, nil
 }
 
-// identify writes the shard's identity, once.
 func (r *replica) identify(p *proposer) error {
 	var known []byte
 	err := r.slot.Use(func(st *store.Store) (err error) {
@@ -140,18 +136,15 @@ func (r *replica) identify(p *proposer) error {
 	return r.writeIdentity(p, r.node.Format())
 }
 
-// Raise gives the shard a format.
 func (m *stateMachine) Raise(term uint64, format int) error {
 	return m.replica.writeIdentity(&proposer{replica: m.replica, term: term}, format)
 }
 
-// IsForgotten reports whether a node, or a directory, was removed.
 func (m *stateMachine) IsForgotten(name string) (is bool, err error) {
 	err = m.replica.slot.Use(func(st *store.Store) (err error) { is, err = store.IsForgotten(st.DB(), name); return err })
 	return is, err
 }
 
-// writeIdentity stores the shard's identity and format.
 func (r *replica) writeIdentity(p *proposer, format int) error {
 	var b pebble.Batch
 	identity := manifest.ReplicaIdentity(format, r.index, len(r.node.queue.replicas))
@@ -170,7 +163,6 @@ func (r *replica) adoptFormat(identity []byte, adopt func(format int) error) err
 	return adopt(format)
 }
 
-// load builds the shard from the store.
 func (r *replica) load(term uint64) (s *shard, err error) {
 	q := r.node.queue
 	var gates *dispatch.Gates
@@ -192,8 +184,7 @@ func (r *replica) load(term uint64) (s *shard, err error) {
 	return s, err
 }
 
-// noteClock notes that the store has a new clock of leases, or may have one, written no later than
-// now.
+// noteClock notes that the store may have a new clock of leases, written no later than now.
 func (r *replica) noteClock() {
 	now := r.mono()
 	r.clockedAt.Store(&now)
@@ -201,24 +192,20 @@ func (r *replica) noteClock() {
 
 // The shard is the leader of its group.
 
-// Serve starts the owner, and makes it reachable for verbs.
 func (s *shard) Serve() {
 	s.replica.lead.Store(s)
 	go s.runGuarded()
 	s.node.claims.Each(s.admit) // they wait in all shards of this node
 }
 
-// StepDown ends the owner.
 func (s *shard) StepDown(reason error) {
 	s.replica.lead.Store(nil)
 	s.inbox.Stop(notLed(s.index, reason))
 	<-s.done
 }
 
-// Done is closed when the owner has ended.
 func (s *shard) Done() <-chan struct{} { return s.done }
 
-// Crashed reports whether the owner has panicked.
 func (s *shard) Crashed() bool { return s.panicked }
 
 func notLed(shard int, reason error) error {
@@ -228,8 +215,8 @@ func notLed(shard int, reason error) error {
 	return fmt.Errorf("%w: shard %d", reason, shard)
 }
 
-// proposer is the committer of a shard in one term of its leadership: a group
-// is persistent when it is in the logs of a majority, and this node has applied it.
+// proposer is the committer of a shard in one term of its leadership: a group is persistent when it
+// is in the logs of a majority, and this node has applied it.
 type proposer struct {
 	replica *replica
 	term    uint64
@@ -249,5 +236,4 @@ func (p *proposer) Commit(b *pebble.Batch) error {
 	return p.replica.group.Propose(p.term, e.Append(data))
 }
 
-// Confirm makes sure that all reads still hold.
 func (p *proposer) Confirm() error { return p.replica.group.Confirm(p.term) }

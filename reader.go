@@ -16,11 +16,9 @@ import (
 	"codeq/internal/platform"
 )
 
-// Reader shows the stored content of a queue that no process has open, made by [OpenReadOnly]. It
-// has the verbs of a [Queue] that read; their results stay the same, since nothing happens: no
-// lease ends, no schedule ticks, and no task becomes ready or leaves the queue. Its methods are
-// safe for concurrent use. Each method of a nil Reader, and of one that OpenReadOnly has not made,
-// returns or yields an error that matches [ErrClosed].
+// Reader shows the stored content of a queue that no process has open, made by [OpenReadOnly], by
+// the reading verbs of a [Queue]. No lease ends meanwhile, no schedule ticks, no task becomes ready
+// or leaves. It is safe for concurrent use; a nil or zero one returns or yields [ErrClosed].
 type Reader struct {
 	q      *Queue
 	stored *offline.Queue
@@ -28,26 +26,21 @@ type Reader struct {
 
 // ReaderOptions are the options of [OpenReadOnly]. A nil *ReaderOptions means all defaults.
 type ReaderOptions struct {
-	// AcceptCopy makes [OpenReadOnly] accept a directory that it would refuse with [ErrCopied]: see
-	// [Options.AcceptCopy]. Its results may then contradict each other. Default: false.
-	AcceptCopy bool
+	AcceptCopy bool // [Options.AcceptCopy]; the results may contradict each other. Default: false.
 
 	private inspect.Private
 }
 
-// OpenReadOnly opens the queue in dir for reading, and changes nothing in dir: it need not be
-// writable, and may be on a read-only file system. It reads the directory of a standalone queue or
-// of any node of a cluster, of this format or an older one, which stays as it is. If the process
-// that had the queue open was killed, its logs are read into memory; [Reader.Staleness] describes
-// the result. Like [Open], it loads the names of queues, the leases and the schedules; the number
-// of tasks does not matter.
+// OpenReadOnly opens the queue in dir for reading, and changes nothing in dir, which may be on a
+// read-only file system, of a standalone queue or any node of a cluster, of this format or an older
+// one. The logs of a killed process are read into memory; [Reader.Staleness] describes the result.
+// Like [Open], it loads names of queues, leases and schedules; the number of tasks does not matter.
 //
-// Any number of processes may have dir open as a [Reader] at the same time, each any number of
-// times, but no [Queue] beside them: whichever comes later gets [ErrLocked].
+// Any number of processes may have dir open as a [Reader], each any number of times, but no [Queue]
+// beside them: whichever comes later gets [ErrLocked].
 //
-// Errors: [ErrInvalid] (dir is ""), [ErrNotQueue] (also if nothing was ever stored in it, see
-// [Options.MustExist]), [ErrLocked], [ErrFormat], [ErrCopied], [ErrCorrupt], and those of the file
-// system.
+// Errors: [ErrInvalid] (dir is ""), [ErrNotQueue] (also if nothing was ever stored), [ErrLocked],
+// [ErrFormat], [ErrCopied], [ErrCorrupt], and those of the file system.
 func OpenReadOnly(dir string, opts *ReaderOptions) (_ *Reader, err error) {
 	defer public(&err)
 	if err := checkDir("OpenReadOnly dir", dir); err != nil {
@@ -80,7 +73,6 @@ func OpenReadOnly(dir string, opts *ReaderOptions) (_ *Reader, err error) {
 	return &Reader{q, stored}, nil
 }
 
-// queue returns the Queue behind the Reader; nil if it was not opened.
 func (r *Reader) queue() *Queue {
 	if r == nil {
 		return nil
@@ -110,62 +102,52 @@ func (q *storedQueue) do(ctx context.Context, shard int, op request) (settled bo
 }
 
 // Stats is [Queue.Stats].
-//
 // Errors: [ErrInvalid], [ErrCorrupt], [ErrClosed], and that of ctx.
 func (r *Reader) Stats(ctx context.Context) (map[string]Counts, error) { return r.queue().Stats(ctx) }
 
 // Info is [Queue.Info].
-//
 // Errors: [ErrInvalid], [ErrCorrupt], [ErrClosed], and that of ctx.
 func (r *Reader) Info(ctx context.Context) ([]QueueInfo, error) { return r.queue().Info(ctx) }
 
 // TotalsByDay is [Queue.TotalsByDay]; the last day is the present one.
-//
 // Errors: [ErrInvalid], [ErrCorrupt], [ErrClosed], and that of ctx.
 func (r *Reader) TotalsByDay(ctx context.Context, queue string) ([]DayTotals, error) {
 	return r.queue().TotalsByDay(ctx, queue)
 }
 
 // Get is [Queue.Get].
-//
 // Errors: [ErrInvalid], [ErrNotFound], [ErrCorrupt], [ErrClosed], and that of ctx.
 func (r *Reader) Get(ctx context.Context, id ID) (*TaskInfo, error) { return r.queue().Get(ctx, id) }
 
 // List is [Queue.List], with the dead letters if [ListOptions.State] is [Dead].
-//
 // Errors: [ErrInvalid], [ErrCorrupt], [ErrClosed], and that of ctx.
 func (r *Reader) List(ctx context.Context, opts ListOptions) iter.Seq2[*TaskInfo, error] {
 	return r.queue().List(ctx, opts)
 }
 
 // ListPage is [Queue.ListPage].
-//
 // Errors: [ErrInvalid], [ErrCorrupt], [ErrClosed], and that of ctx.
 func (r *Reader) ListPage(ctx context.Context, opts PageOptions) (*Page, error) {
 	return r.queue().ListPage(ctx, opts)
 }
 
 // FindByKey is [Queue.FindByKey].
-//
 // Errors: [ErrInvalid], [ErrNotFound], [ErrCorrupt], [ErrClosed], and that of ctx.
 func (r *Reader) FindByKey(ctx context.Context, k UniqueKey) (*TaskInfo, error) {
 	return r.queue().FindByKey(ctx, k)
 }
 
 // Schedules is [Queue.Schedules]. A Next that has passed is a tick that has not happened yet.
-//
 // Errors: [ErrInvalid], [ErrCorrupt], [ErrClosed], and that of ctx.
 func (r *Reader) Schedules(ctx context.Context) ([]ScheduleInfo, error) {
 	return r.queue().Schedules(ctx)
 }
 
 // Settings is [Queue.Settings].
-//
 // Errors: [ErrInvalid], [ErrCorrupt], [ErrClosed].
 func (r *Reader) Settings(queue string) (Settings, error) { return r.queue().Settings(queue) }
 
-// StorageStats is [Queue.StorageStats]. [ShardStorage.MemTableBytes] is the memory into which logs
-// were read.
+// StorageStats is [Queue.StorageStats], with the MemTableBytes of logs read.
 //
 // Errors: [ErrClosed].
 func (r *Reader) StorageStats() (_ *StorageStats, err error) {
@@ -187,28 +169,24 @@ func (r *Reader) StorageStats() (_ *StorageStats, err error) {
 
 // Staleness says how current the directory of a [Reader] is.
 type Staleness struct {
-	// Closed: the queue was closed in order. Otherwise its process was killed, or its storage has
-	// failed: the [Reader] shows the state with which [Open] would begin, all acknowledged changes
-	// as far as the [Durability] promises.
+	// Closed: in order. Otherwise its process was killed, or its storage has failed: the [Reader]
+	// shows the state after the next [Open], as the [Durability] promises.
 	Closed bool
 	Node   string // the node that owns the directory; "": no cluster
-	// Shards says how far each replica of a node is; nil without a cluster. The shards may be of
-	// different moments, and are shown as they are. The positions of the other nodes are not known
-	// here: changes that they have acknowledged without this node are missing.
+	// Shards says how far each replica of a node is; nil without a cluster. They are shown as they
+	// are, perhaps of different moments, without what other nodes have acknowledged since.
 	Shards []ShardStaleness
 }
 
 // ShardStaleness is how far the replica of a shard is.
 type ShardStaleness struct {
 	Applied uint64 // the last entry of the shard's log that is in its store, and so is shown
-	// Logged is the last entry that the node has. Those after Applied are not shown: a node writes
-	// applied entries to tables when there are many, and not when it is closed. When it is opened,
-	// it applies the committed ones.
+	// Logged is the last entry of the node. Those after Applied are not shown: a node applies
+	// committed ones when it is opened, and writes tables when there are many, not at its close.
 	Logged uint64
 }
 
-// Staleness says how current the directory is. It may be called after [Reader.Close]; for a
-// [Reader] that was not opened it is zero.
+// Staleness says how current the directory is, also after [Reader.Close]; zero: it was not opened.
 func (r *Reader) Staleness() Staleness {
 	if r.queue() == nil {
 		return Staleness{}
@@ -223,8 +201,8 @@ func (r *Reader) Staleness() Staleness {
 	return s
 }
 
-// Close releases the directory. It waits for running calls; later ones return [ErrClosed]. It is
-// safe to call it twice. An error that matches [ErrCorrupt] says again that damage was found.
+// Close releases the directory. It waits for running calls; later ones return [ErrClosed], and a
+// later Close does nothing. An error that matches [ErrCorrupt] says again that damage was found.
 //
 // Errors: [ErrCorrupt], those of the file system, and [ErrClosed] if the [Reader] was never opened.
 func (r *Reader) Close() (err error) {

@@ -16,8 +16,7 @@ import (
 )
 
 // replica is this process's part of a shard: the store, and the shard itself while this process
-// decides: without a cluster from Open to Close, in a cluster while this node leads the shard's
-// Raft group.
+// decides: without a cluster from Open to Close, in one while this node leads the Raft group.
 type replica struct {
 	index  int
 	slot   store.Slot            // the store is replaced by stateMachine.Open
@@ -26,8 +25,7 @@ type replica struct {
 
 	failed error // why the shard of a standalone queue has failed; its owner sets it before it ends
 
-	// In a cluster only.
-	node      *node
+	node      *node // in a cluster only, like the fields below
 	group     *cluster.Group
 	clockedAt atomic.Pointer[time.Time] // when the store got the clock of leases that it has
 	mono      func() time.Time          // Options.mono

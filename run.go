@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"runtime"
 	"slices"
@@ -18,37 +19,44 @@ import (
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/guard"
+	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/workerpool"
 )
 
 // RunOptions are the options of [Queue.Run]. A zero field means its documented default.
 type RunOptions struct {
-	// Name is that of the worker, for people: [Queue.Workers] lists it, [Queue.QuietWorkers] finds
-	// it, and [TaskInfo.History] has it. Several calls of [Queue.Run] may have the same. Up to 128
-	// bytes. Default: the name of the host and the number of the process, such as "web-1:4711".
+	// Name is that of the worker, for people: see [Queue.Workers], [Queue.QuietWorkers] and
+	// [TaskInfo.History]. Up to 128 bytes. Default: host and process, as "web-1:4711".
 	Name string
-	// Concurrency is how many handlers run at the same time, 1 to 1,000,000; a worker begins when
-	// there is a task for it. Default: four times GOMAXPROCS.
+	// Concurrency is how many handlers run at a time, 1 to 1,000,000. Default: 4 times GOMAXPROCS.
 	Concurrency int
 	// Queues are the queues that [Queue.Run] claims from, in strict order unless Weights are given;
 	// see [ClaimRequest]. Default: all queues of the [Mux], by Weights, or with equal weights.
 	Queues  []string
 	Weights map[string]int
-	// LeaseFor is how long a lease lasts without a renewal. [Queue.Run] renews the lease of every
-	// running handler, so only a process that stands still for so long loses its tasks. Default:
-	// [Options.LeaseFor].
+	// LeaseFor is how long a lease lasts without a renewal by [Queue.Run]: only a process that
+	// stands still for so long loses its tasks. Default: [Options.LeaseFor].
 	LeaseFor time.Duration
-	// Grace is how long handlers may go on when [Queue.Run] ends; then their context is cancelled
-	// and their tasks are given back. On a full disk the outcomes of handlers wait for room as long
-	// again. Default: 10 s; negative: no grace.
+	// Grace is how long handlers may go on when [Queue.Run] ends; then their context ends, and
+	// tasks are given back. On a full disk outcomes wait as long again. Default: 10 s; negative: 0.
 	Grace time.Duration
+	// UnhandledFor is how long a task may go without a handler of its kind ([HandleKind]): then it
+	// becomes a dead letter. Default 0: for ever.
+	UnhandledFor time.Duration
+	// KeepLogs, unless nil, keeps with each task what its handlers write to [LoggerFrom] at this
+	// level or above, such as [slog.LevelInfo], whatever [Options].Logger shows: see
+	// [TaskInfo.Logs]. No redaction of payloads reaches it: log no secrets.
+	KeepLogs slog.Leveler
+	// ReplaceStuck is how many handlers at the same time give their places to others when they go
+	// on after their [Task.Timeout], for as long again or a second, unless their task was lost or
+	// canceled. Their tasks stay leased until they return. Default: 0, they keep their places.
+	ReplaceStuck int
 	// OnError is called for every failed attempt (a handler's error or a [*PanicError], but not
-	// [Snooze]), for every outcome that could not be stored, such as [ErrLeaseLost], and once for a
-	// handler that goes on after its [Task.Timeout] (the error matches [ErrHandlersRunning]).
-	// Several goroutines call it at a time. If it panics, this is logged. The worker waits for it:
-	// a call that blocks for ever blocks its worker for ever, and may keep [Queue.Run] and
-	// [Queue.Close] from returning.
+	// [Snooze]), every outcome that could not be stored, such as [ErrLeaseLost], and once for a
+	// handler that goes on after its [Task.Timeout] ([ErrHandlersRunning]), by several goroutines
+	// at a time. A panic is logged. The worker waits for it: a call that blocks may keep
+	// [Queue.Run] and [Queue.Close] from returning.
 	OnError func(l *Lease, err error)
 }
 
@@ -56,38 +64,29 @@ type RunOptions struct {
 const fetchCap, maxConcurrency = 256, 1_000_000
 
 // Run works on the tasks of the mux's queues until ctx ends: it claims tasks for idle workers,
-// calls the handlers, and stores the outcomes. A worker goes on without waiting for the commit; Run
-// itself returns after the last commit. [Queue.QuietWorkers] stops it from taking tasks for a
-// while.
-//
-// A lease of Run belongs to the process: it lasts as long as its handler runs, and its renewal
-// writes nothing. In a cluster the renewals are stored.
+// calls the handlers, and stores the outcomes. A worker does not wait for the commit; Run returns
+// after the last one. [Queue.QuietWorkers] stops it for a while. A lease of Run lasts as long as
+// its handler runs; its renewal writes nothing, except in a cluster.
 //
 // If the process dies, its tasks come back at the next [Open], or, in a cluster, when their leases
-// expire, as suspects: one of them may be the reason. Suspects are [Blocked], keep the turns of
-// their groups, and start slowly, in random order, beside all other tasks: one of the process (in a
-// cluster, of each leader), then twice as many each time those have ended an attempt, well or not,
-// or have been at work for [Options.SuspectFor]. If the process dies again, only suspects at work
-// stay suspects, and come after the tasks that were at work beside them. A crash is an attempt
-// of the only suspect at work, and else among the [TaskInfo].Crashes of each task: ten times
-// MaxAttempts of them make a dead letter. [Queue.Close] is none, nor is a lease of [Queue.Claim]
-// that expires.
+// expire, as suspects: one may be the reason. Suspects are [Blocked], keep the turns of their
+// groups, and start slowly, in random order, beside all other tasks: one of the process (in a
+// cluster, of each leader), then twice as many each time those have ended an attempt, or have been
+// at work for [Options.SuspectFor]. Another death leaves only those at work as suspects. It is an
+// attempt of a single one, else one of the [TaskInfo].Crashes of each: ten times MaxAttempts make a
+// dead letter. [Queue.Close] is no death, nor is a lease of [Queue.Claim] that expires.
 //
-// The context of a handler is cancelled when its task's Timeout has
-// passed (cause context.DeadlineExceeded), when its lease is lost (cause [ErrLeaseLost],
-// [ErrFailed] if its shard has failed, or [ErrNotLeader] or [ErrUncertain] if no leader has
-// answered for LeaseFor, as when the node was removed from its cluster), and when Run has waited
-// for Grace (cause: that of ctx, or [ErrClosed]).
-//
-// While there is no room on the disk, the outcomes of handlers wait for it, and their leases do not
-// expire.
+// The context of a handler ends after its task's Timeout (cause context.DeadlineExceeded), with its
+// lease (cause [ErrLeaseLost], [ErrFailed] if its shard has failed, or [ErrNotLeader] or
+// [ErrUncertain] if no leader has answered for LeaseFor, as for a removed node), and when Run has
+// waited for Grace (cause: that of ctx, or [ErrClosed]). While the disk has no room, outcomes wait
+// for it, and leases of handlers do not expire.
 //
 // When ctx ends, or the queue is closed, Run stops claiming, waits up to Grace for its handlers,
-// cancels the rest, and gives their tasks back without counting the attempt, unless its
-// [Task.Timeout] has passed. It returns nil if ctx ended, [ErrClosed] if the queue was closed, the
-// error of a shard that failed, [ErrNotLeader] if the node was removed from its cluster (Run ends
-// when it knows that), and [ErrHandlersRunning] if after another Grace (at least a second) some
-// handlers still had not returned.
+// cancels the rest, and gives their tasks back for no attempt, unless their [Task.Timeout] has
+// passed. It returns nil if ctx ended, [ErrClosed] if the queue was closed, the error of a shard
+// that failed, [ErrNotLeader] if the node was removed, and [ErrHandlersRunning] if some handlers
+// have not returned after another Grace (at least a second).
 //
 // Errors: [ErrInvalid], [ErrNoHandler], [ErrHandlersRunning], [ErrUncertain], [ErrFailed],
 // [ErrNotLeader], [ErrClosed].
@@ -97,8 +96,7 @@ func (q *Queue) Run(ctx context.Context, m *Mux, opts *RunOptions) (err error) {
 	return err
 }
 
-// runMux is Run. With untilEmpty it also ends, and returns nil, when nothing can be claimed at the
-// moment and no handler runs. claimed is how many tasks it has claimed.
+// runMux is Run; with untilEmpty it also ends when nothing can be claimed and no handler runs.
 func (q *Queue) runMux(ctx context.Context, m *Mux, opts *RunOptions, untilEmpty bool) (claimed int, err error) {
 	if err := q.checkCall(ctx); err != nil {
 		return 0, err
@@ -119,14 +117,15 @@ func (q *Queue) runMux(ctx context.Context, m *Mux, opts *RunOptions, untilEmpty
 	return r.pool.Claimed(), err
 }
 
-// runner is one call of Run: it claims tasks for its workers, calls the handlers, and stores the
-// outcomes.
+// runner is one call of Run.
 type runner struct {
 	number   uint32 // among those of the process, from 1
 	since    time.Time
 	queue    *Queue
 	handlers map[string]handler // by queue, wrapped in the middleware
-	batches  *batches           // nil: no handler takes batches
+	kinds    map[taskKind]handler
+	policies map[taskKind]*record.Policy // of handlers
+	batches  *batches                    // nil: no handler takes batches
 	opts     RunOptions
 	req      ClaimRequest   // NoWait: the runner ends when there is nothing to do
 	list     *dispatch.List // of req, if it is long
@@ -136,10 +135,11 @@ type runner struct {
 	claims           context.Context // of run; it ends when nothing is claimed any more
 	pool             *workerpool.Pool[engine.Grant, atWork]
 	canceledReceipts recent.Shared[engine.Receipt] // receipts of canceled tasks
+	unhandledKinds   recent.Shared[taskKind]       // the log has named them
 	failed           atomic.Pointer[error]
 	stopClaims       context.CancelCauseFunc
 
-	renewers []*leaseRenewer // one for each shard
+	renewals []*workerpool.Renewal[engine.Receipt] // one for each shard
 	// storing ends when the outcomes of handlers do not wait for room any longer.
 	storing     context.Context
 	stopStoring context.CancelCauseFunc
@@ -147,7 +147,7 @@ type runner struct {
 	forwards    chan struct{}  // bounds the completions under way to other nodes: one element for each
 }
 
-// atWork is what a handler works on: a *taskContext, or a *taskBatch.
+// atWork is the work of a handler: a *taskContext, or a *taskBatch.
 type atWork interface{ workerpool.Task }
 
 // tasksOf returns the tasks of a handler.
@@ -176,10 +176,16 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 	if o.Concurrency < 0 || o.Concurrency > maxConcurrency {
 		return nil, &InvalidError{"RunOptions.Concurrency", o.Concurrency, fmt.Sprint("1 to ", maxConcurrency)}
 	}
+	if o.UnhandledFor < 0 {
+		return nil, &InvalidError{"RunOptions.UnhandledFor", o.UnhandledFor, "0 or more"}
+	}
+	if o.ReplaceStuck < 0 {
+		return nil, &InvalidError{"RunOptions.ReplaceStuck", o.ReplaceStuck, "0 or more"}
+	}
 	o.Grace = cmp.Or(o.Grace, 10*time.Second)
 	o.LeaseFor = cmp.Or(o.LeaseFor, q.opts.LeaseFor)
 	var err error
-	if r.handlers, err = m.compose(); err != nil {
+	if r.handlers, r.kinds, err = m.compose(); err != nil {
 		return nil, err
 	}
 	if len(o.Queues) == 0 {
@@ -200,6 +206,7 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 	if len(o.Queues) == 1 { // there is only one order
 		r.req.Weights = nil
 	}
+	r.policies = maps.Clone(m.policies)
 	if r.batches, err = newBatches(r, m.batches); err != nil {
 		return nil, err
 	}
@@ -207,7 +214,7 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 	r.values = context.WithoutCancel(ctx)
 	r.storing, r.stopStoring = context.WithCancelCause(context.Background())
 	r.pool = workerpool.New(workerpool.Config{
-		Workers: o.Concurrency, Batch: min(fetchCap, q.opts.Limits.Batch), Grace: o.Grace, Log: q.opts.log,
+		Workers: o.Concurrency, Batch: min(fetchCap, q.opts.Limits.Batch), Replace: o.ReplaceStuck, Grace: o.Grace, Log: q.opts.log,
 		Crash: func(what string, value any, stack []byte) { r.crash(panicError(what, value, stack)) },
 	}, r)
 	return r, nil
@@ -222,7 +229,7 @@ func (r *runner) run(own context.Context) error {
 	})
 	defer func() { _ = stop(nil) }()
 	if n := r.queue.node; n != nil { // it waits for leaders as long as the claims do
-		if err := n.Insist(ctx, func() error { return n.want(ctx, engine.WantCancels) }); err != nil {
+		if err := n.Insist(ctx, func() error { return n.interests.Keep(ctx, engine.WantCancels) }); err != nil {
 			if err = stop(err); own.Err() != nil {
 				return nil
 			}
@@ -238,12 +245,9 @@ func (r *runner) run(own context.Context) error {
 	r.number = r.queue.runs.Add(r)
 	defer r.queue.runs.Remove(r.number)
 	for i := range r.queue.replicas {
-		h := &leaseRenewer{Heartbeat: workerpool.NewHeartbeat(), runner: r, shard: i}
-		r.renewers = append(r.renewers, h)
-		begin := func() { h.renewedAt = r.queue.opts.private.Mono() }
-		renewing.Go(func() {
-			contain(log, "heartbeat", func() { h.Run(r.opts.LeaseFor/3, begin, h.renew) }, r.crash)
-		})
+		h := r.newRenewal(i)
+		r.renewals = append(r.renewals, h)
+		renewing.Go(func() { contain(log, "heartbeat", h.Run, r.crash) })
 	}
 	fetchers := len(r.queue.replicas)
 	if r.req.NoWait { // a single fetcher knows how many tasks are at work
@@ -264,7 +268,7 @@ func (r *runner) run(own context.Context) error {
 	}
 	r.stopStoring(nil)
 	r.reports.Wait() // all handlers' contexts have ended
-	for _, h := range r.renewers {
+	for _, h := range r.renewals {
 		h.Stop()
 	}
 	renewing.Wait()
@@ -287,11 +291,22 @@ func (r *runner) crash(err error) {
 	r.stopClaims(err)
 }
 
+// claim is Queue.claim; the leases are renewed.
+func (r *runner) claim(ctx context.Context, req *ClaimRequest) (*claimOp, error) {
+	op, err := r.queue.claim(ctx, req, r)
+	if err == nil {
+		for _, h := range r.renewals {
+			h.Wake()
+		}
+	}
+	return op, err
+}
+
 // Claim adds claimed tasks to the pool.
 func (r *runner) Claim(ctx context.Context, places int) (int, error) {
 	req := r.req
 	req.Max = r.batches.claimSize(places, min(fetchCap, r.queue.opts.Limits.Batch))
-	op, err := r.queue.claim(ctx, &req, r)
+	op, err := r.claim(ctx, &req)
 	if err != nil {
 		if req.NoWait && errors.Is(err, ErrEmpty) {
 			err = nil
@@ -299,9 +314,6 @@ func (r *runner) Claim(ctx context.Context, places int) (int, error) {
 		return 0, err
 	}
 	defer op.unref()
-	for _, h := range r.renewers {
-		h.Wake()
-	}
 	if r.batches != nil {
 		return r.addBatches(op.Grants), nil
 	}
@@ -331,10 +343,12 @@ func (r *runner) TakeBack(t atWork) {
 }
 
 func (r *runner) takeBack(f *taskContext) {
+	f.storeCursors()
 	op := call.Fail{How: engine.FailReturn | engine.StillRuns, Notes: f.lastNotes()}
 	if end, ok := f.Deadline(); ok && time.Until(end) <= 0 {
 		err := r.reportOverdue(f)
 		op.How, op.Wait, op.Cause = engine.FailRetry|engine.StillRuns, -1, err.Error()
+		op.Policy = r.policyOf(&f.lease)
 	}
 	r.giveBack(f.lease.Receipt, op, f)
 	if f.Mark(markEnded) {
@@ -356,8 +370,12 @@ func (r *runner) giveBack(receipt Receipt, op call.Fail, f *taskContext) {
 	}
 }
 
-// countOverdue counts the attempt of a handler that goes on after its Timeout.
-func (r *runner) countOverdue(f *taskContext) {
+// countOverdue counts the attempt of a task whose handler goes on after its Timeout. Another one
+// gets the place of the handler, that of all or one of its tasks.
+func (r *runner) countOverdue(w *worker, all atWork, f *taskContext) {
+	if w.Replace(all); !all.Mark(markStuck) {
+		r.queue.stuck.Add(1)
+	}
 	op := call.Fail{How: engine.FailOverdue, RoomWait: call.RoomWait{Gone: r.storing.Done()}}
 	_ = r.queue.failed(r.storing, f.lease.Receipt, op, nil) // if the lease is lost, the worker learns of it
 	_ = r.reportOverdue(f)
@@ -375,8 +393,7 @@ func (r *runner) reportOverdue(f *taskContext) error {
 	return err
 }
 
-// storeContext returns a context that ends when the runner does not wait any longer for an
-// operation that waits on another node.
+// storeContext ends when the runner waits no longer for an operation that waits on another node.
 func (r *runner) storeContext() context.Context {
 	if r.queue.node == nil || r.storing.Err() != nil {
 		return context.Background()
@@ -384,8 +401,7 @@ func (r *runner) storeContext() context.Context {
 	return r.storing
 }
 
-// report calls OnError, and waits for it. It uses a new goroutine, which OnError may end or let
-// panic.
+// report calls OnError on a new goroutine, which may end or panic there, and waits for it.
 func (r *runner) report(l *Lease, err error) {
 	if r.opts.OnError == nil {
 		return
@@ -426,7 +442,7 @@ func (r *runner) Do(w *worker, g engine.Grant) {
 	if l.Timeout > 0 {
 		f.Watch(&r.reports, r.queue.opts.log, func() {
 			if t, ours := w.Task(); ours && t == atWork(f) {
-				r.countOverdue(f)
+				r.countOverdue(w, f, f)
 			}
 		})
 	}
@@ -457,11 +473,11 @@ func (r *runner) storeOutcome(w *worker, f *taskContext, waited uint32, begun ti
 	}
 	f.End(nil)
 	ours, lost := w.Disown() // or the task was given back, or its lease was lost
-	r.store(f, ours, lost, waited, took, failed)
+	r.store(f, ours, lost, HandlerSample{Wait: time.Duration(waited) * time.Millisecond, Took: took}, failed)
 }
 
-// store stores the outcome of a task. ours, lost and failed are as in verdictOn.
-func (r *runner) store(f *taskContext, ours bool, lost error, waited uint32, took time.Duration, failed *failure) {
+// store stores the outcome of a task, and completes its sample. Its arguments are as in verdictOn.
+func (r *runner) store(f *taskContext, ours bool, lost error, sample HandlerSample, failed *failure) {
 	if ours && failed == nil {
 		failed = r.complete(f)
 	}
@@ -471,18 +487,16 @@ func (r *runner) store(f *taskContext, ours bool, lost error, waited uint32, too
 	if !ours && (lost != nil || f.Mark(markEnded)) {
 		r.returned(&f.lease)
 	}
-	if r.queue.opts.teller != nil {
+	if r.queue.opts.teller != nil && !(failed != nil && failed.op.How == engine.FailUnhandled) {
+		sample.Queue, sample.Tenant, sample.Attempt = f.lease.Queue, f.lease.Tenant, f.lease.Attempt
+		sample.Verdict = verdictOn(ours, lost, failed)
 		o := r.queue.opts.teller.Begin()
-		o.addHandler(HandlerSample{
-			Queue: f.lease.Queue, Tenant: f.lease.Tenant, Attempt: f.lease.Attempt,
-			Wait: time.Duration(waited) * time.Millisecond, Took: took, Verdict: verdictOn(ours, lost, failed),
-		})
+		o.addHandler(sample)
 		r.queue.opts.teller.End(o.isFull())
 	}
 }
 
-// returned tells the shard that a handler has returned after the end of its lease: limits and turns
-// were kept for it.
+// returned tells the shard, which has kept limits and turns, that a handler has outlived its lease.
 func (r *runner) returned(l *Lease) {
 	shard := r.queue.shardOf(l.ID)
 	op := &failOp{completion: newCompletion(callFail), Fail: call.Fail{Receipt: l.Receipt.inner(), How: engine.FailReturn}}
@@ -504,45 +518,63 @@ func (r *runner) call(f *taskContext) (failed *failure) {
 
 func (r *runner) handle(f *taskContext) (err error) {
 	defer recovered(&err)
-	return r.handlers[f.lease.Queue](f, &f.lease, f)
+	l := &f.lease
+	if l.Kind == "" {
+		return r.handlers[l.Queue](f, l, f)
+	}
+	if h := r.kinds[taskKind{l.Queue, l.Kind}]; h != nil {
+		return h(f, l, f)
+	}
+	return r.unhandled(l)
 }
 
 // fail gives a failed attempt to the shard, as complete does.
 func (r *runner) fail(f *taskContext, failed *failure) {
 	l, op := &f.lease, &failed.op
+	f.storeCursors()
 	op.Notes = f.lastNotes()
-	if op.How != engine.FailRelease && op.How != engine.FailSuspend {
+	if op.How != engine.FailRelease && op.How != engine.FailSuspend && op.How != engine.FailUnhandled {
 		r.report(l, failed.err)
 	}
+	op.Policy = r.policyOf(l)
 	op.completion, op.Receipt, op.Gone = newCompletion(callFail), l.Receipt.inner(), r.storing.Done()
 	r.end(op, l)
 }
 
-// complete gives the completion to the shard and does not wait for it; or it returns why the output
-// cannot be stored.
+// complete gives the completion to the shard, without a wait, or returns why it cannot be stored.
 func (r *runner) complete(f *taskContext) *failure {
 	l := &f.lease
 	op := r.queue.completeOp(l.Receipt)
 	op.Notes = f.lastNotes()
-	if f.out != nil {
-		err := f.out.fill(op)
-		if err == nil {
-			err = call.CheckRoute(op.Next, r.queue.shardOf(l.ID), len(r.queue.replicas), r.queue.opts.Limits.ofCommit())
+	if out := f.given(); out != nil {
+		failed := out.fill(op)
+		if failed == nil {
+			err := neverStored(call.CheckRoute(op.Next, r.queue.shardOf(l.ID), len(r.queue.replicas), r.queue.opts.Limits.ofCommit()))
+			if err == nil {
+				err = r.queue.checkParents(r.storeContext(), "Complete", op.Next)
+				public(&err)
+			}
+			if err != nil {
+				failed = failureOf(err)
+			}
 		}
-		if err != nil {
-			err = DeadLetter(base.Prefixed(translated(err)))
-		} else {
-			err = r.queue.checkParents(r.storeContext(), "Complete", op.Next)
-			public(&err)
-		}
-		if err != nil {
+		if failed != nil {
 			r.queue.recycleComplete(op)
-			return failureOf(err)
+			return failed
 		}
 	}
-	op.Gone = r.storing.Done()
+	op.Retention, op.Gone = r.policyOf(l).Kept(), r.storing.Done()
 	r.end(op, l)
 	return nil
+}
+
+// policyOf returns the policy of a task's handler; nil: it has none, or a node knows none.
+func (r *runner) policyOf(l *Lease) *record.Policy {
+	q := r.queue
+	if len(r.policies) == 0 || q.needsFormat(q.shardOf(l.ID), "policies", keys.FormatOfSteps) != nil {
+		return nil
+	}
+	return r.policies[taskKind{l.Queue, l.Kind}]
 }
 
 // end gives the operation that ends a lease to its shard, and does not wait for it.
@@ -581,8 +613,7 @@ func (r *runner) forward(op leaseEnd, l *Lease) {
 	}
 }
 
-// settled is called by the shard's owner with the outcome of op; the owner must not wait for a
-// hook.
+// settled takes the outcome of op from the shard's owner, which must not wait for a hook.
 func (r *runner) settled(op leaseEnd, err error) {
 	l := op.of().lease
 	if errors.Is(err, ErrNotLeader) { // this node has led the shard until now
@@ -602,68 +633,67 @@ func (r *runner) settled(op leaseEnd, err error) {
 	}()
 }
 
-// leaseRenewer renews the leases of a Run's running handlers in one shard, so that a stalled shard
-// delays the renewals of no other. It renews three times in the length of a lease, and sleeps while
-// no handler runs.
-type leaseRenewer struct {
-	*workerpool.Heartbeat // woken when handlers are about to run
-	runner                *runner
-	shard                 int
-	renewedAt             time.Time // when the shard last renewed leases
+// newRenewal renews the leases of the running handlers in one shard.
+func (r *runner) newRenewal(shard int) *workerpool.Renewal[engine.Receipt] {
+	return &workerpool.Renewal[engine.Receipt]{
+		Heartbeat: workerpool.NewHeartbeat(), For: r.opts.LeaseFor, Now: r.queue.opts.private.Mono, Waits: r.queue.node != nil,
+		AtWork: func() (leases []engine.Receipt) {
+			r.eachAtWork(func(f *taskContext) {
+				if r.queue.shardOf(f.lease.ID) == shard {
+					leases = append(leases, f.lease.Receipt.inner())
+				}
+			})
+			return leases
+		},
+		Renew: func(leases []engine.Receipt) (map[engine.Receipt]error, error) {
+			b := &call.Renew{Receipts: leases, Duration: record.Millis(r.opts.LeaseFor)}
+			_, err := r.queue.do(context.Background(), shard, rule(callRenew, b))
+			lost := make(map[engine.Receipt]error, len(b.Lost))
+			for i, receipt := range b.Lost {
+				lost[receipt] = b.Errs[i]
+			}
+			return lost, err
+		},
+		Lose: r.lose,
+	}
 }
 
-// renew renews the leases of the running handlers, and cancels handlers that have lost theirs.
-func (h *leaseRenewer) renew() (running bool) {
-	r := h.runner
-	b := &call.Renew{Duration: record.Millis(r.opts.LeaseFor)}
+// eachAtWork calls f for each task at work, those of batches included.
+func (r *runner) eachAtWork(f func(*taskContext)) {
 	for _, w := range r.pool.Workers() {
 		if t, ok := w.Task(); ok {
-			if f, one := t.(*taskContext); one && r.queue.shardOf(f.lease.ID) == h.shard {
-				b.Receipts = append(b.Receipts, f.lease.Receipt.inner())
+			if one, is := t.(*taskContext); is {
+				f(one)
 			}
 		}
 	}
-	b.Receipts = r.appendOfBatches(b.Receipts, h.shard)
-	if len(b.Receipts) == 0 {
-		return false
+	if r.batches != nil {
+		r.batches.AtWork(func(t *batchTask) { f(&t.taskContext) })
 	}
-	lost := make(map[engine.Receipt]error)
-	now := r.queue.opts.private.Mono
-	asked := now()
-	_, err := r.queue.do(context.Background(), h.shard, rule(callRenew, b))
-	switch {
-	case err == nil:
-		h.renewedAt = asked
-	case r.queue.node != nil && now().Sub(h.renewedAt) < r.opts.LeaseFor: // there is no new leader yet
-		return true
-	default:
-		for _, receipt := range b.Receipts {
-			lost[receipt] = err
-		}
-	}
-	for i, receipt := range b.Lost {
-		lost[receipt] = b.Errs[i]
-	}
+}
+
+// lose ends the tasks that have lost their leases, and a batch without any other.
+func (r *runner) lose(lost map[engine.Receipt]error) {
 	for _, w := range r.pool.Workers() {
 		r.cancelIfLost(w, lost)
 	}
-	r.loseOfBatches(lost)
-	return true
+	if r.batches == nil {
+		return
+	}
+	for _, l := range r.batches.Lose(func(t *batchTask) error { return lost[t.lease.Receipt.inner()] }) {
+		l.End()
+		if r.report(&l.Task.lease, l.Cause); !l.Begun {
+			r.returned(&l.Task.lease) // there is no handler
+		}
+	}
 }
 
-// Cancel cancels the handler of a task that was canceled. The shard's owner calls it, and so it
-// does not wait for hooks.
+// Cancel cancels the handler of a canceled task. The shard's owner calls it, and waits for no hook.
 func (r *runner) Cancel(lease engine.Receipt) {
 	r.queue.notices.Go(func() {
 		contain(r.queue.opts.log, "cancel of a handler", func() {
 			r.canceledReceipts.Add(lease)
-			lost := map[engine.Receipt]error{lease: errCanceled(receiptOf(lease))}
-			for _, w := range r.pool.Workers() {
-				if r.cancelIfLost(w, lost) {
-					return
-				}
-			}
-			r.loseOfBatches(lost)
+			r.lose(map[engine.Receipt]error{lease: errCanceled(receiptOf(lease))})
 		}, nil) // if it panics, the next renewal of the lease cancels the handler
 	})
 }
@@ -671,17 +701,15 @@ func (r *runner) Cancel(lease engine.Receipt) {
 func errCanceled(r Receipt) error { return fmt.Errorf("%w: %s", ErrCanceled, r.ID) }
 
 // cancelIfLost cancels the running handler of a worker if its lease is among the lost.
-func (r *runner) cancelIfLost(w *worker, lost map[engine.Receipt]error) bool {
+func (r *runner) cancelIfLost(w *worker, lost map[engine.Receipt]error) {
 	t, cause := w.TakeAway(func(t atWork) error {
 		if f, one := t.(*taskContext); one {
 			return lost[f.lease.Receipt.inner()]
 		}
 		return nil
 	})
-	if cause == nil {
-		return false
+	if cause != nil {
+		t.End(cause)
+		r.report(&t.(*taskContext).lease, cause)
 	}
-	t.End(cause)
-	r.report(&t.(*taskContext).lease, cause)
-	return true
 }

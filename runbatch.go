@@ -3,6 +3,7 @@ package codeq
 import (
 	"cmp"
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,11 +15,9 @@ import (
 )
 
 // How Run makes batches. A claimed task of a queue with a batch handler joins the open batch of its
-// group, or opens one: a job of the pool, which takes a place. The worker that gets the job fills
-// the batch by claims of its queue alone, until it is full or its Linger is over. Tasks of other
-// groups that such a claim brings open batches without a place, which wait for one.
+// group, or opens one: a job of the pool. Its worker fills the batch by claims of its queue alone,
+// until it is full or its Linger is over. Batches of other groups that these open wait for a place.
 
-// batches are the batches of a Run.
 type batches struct {
 	*workerpool.Batches[batchKey, engine.Receipt, *batchTask]
 	handlers map[string]*batchHandler // by queue
@@ -28,7 +27,6 @@ type batches struct {
 
 type batchKey struct{ queue, group string }
 
-// batchTask is a task of a batch.
 type batchTask struct {
 	taskContext
 	waited uint32 // how long it was ready before its claim, ms
@@ -71,7 +69,6 @@ func newBatches(r *runner, handlers map[string]*batchHandler) (*batches, error) 
 	return bs, nil
 }
 
-// claimSize returns how many tasks a claim for so many places takes.
 func (bs *batches) claimSize(places, most int) int {
 	if bs == nil || bs.least == 0 || bs.grouped {
 		return places
@@ -87,7 +84,6 @@ func (bs *batches) take(job engine.Receipt) *openBatch {
 	return bs.Take(job)
 }
 
-// Value returns the value in the context of Run, or what package context looks for in this one.
 func (b *taskBatch) Value(key any) any {
 	if key == (batchContextKey{}) {
 		return b
@@ -98,7 +94,6 @@ func (b *taskBatch) Value(key any) any {
 	return b.openBatch.Value(key)
 }
 
-// addBatches adds claimed tasks to batches and the pool, and returns their number.
 func (r *runner) addBatches(grants []engine.Grant) int {
 	n := len(grants)
 	jobs := r.joinBatches(grants)
@@ -129,6 +124,10 @@ func (r *runner) joinBatches(grants []engine.Grant) (jobs []engine.Grant) {
 			r.report(&Lease{ID: g.Receipt.ID, Receipt: receiptOf(g.Receipt)}, base.Prefixed(err))
 			continue
 		}
+		if f.lease.Kind != "" { // for another handler
+			jobs = append(jobs, g)
+			continue
+		}
 		joining, of = append(joining, joiningTask{Key: batchKey{queue: g.Queue}, Max: h.Max, Job: g.Receipt, Task: f}), append(of, g)
 	}
 	if r.batches.grouped {
@@ -137,14 +136,13 @@ func (r *runner) joinBatches(grants []engine.Grant) (jobs []engine.Grant) {
 	r.batches.Join(joining, func(i int) { jobs = append(jobs, of[i]) })
 	for i := range of { // after Join, since Cancel adds the receipt before it looks at the batches
 		if receipt := of[i].Receipt; r.canceledReceipts.Has(receipt) {
-			r.loseOfBatches(map[engine.Receipt]error{receipt: errCanceled(receiptOf(receipt))})
+			r.lose(map[engine.Receipt]error{receipt: errCanceled(receiptOf(receipt))})
 		}
 	}
 	return jobs
 }
 
-// group sets the groups of tasks, and returns those that have one: the attempts of the others have
-// failed.
+// group sets the groups of tasks, and returns those with one: the attempts of others have failed.
 func (r *runner) group(joining []joiningTask, of []engine.Grant) (grouped []joiningTask, its []engine.Grant) {
 	failed := guard.EachUser("BatchOptions.By", len(joining), func(i int) {
 		t := &joining[i]
@@ -162,89 +160,25 @@ func (r *runner) group(joining []joiningTask, of []engine.Grant) (grouped []join
 	return grouped, its
 }
 
-// fill claims tasks for a batch until it is full or its Linger is over. It returns false when Run
-// ends.
+// fill claims tasks for a batch until it is full or its Linger is over; false: Run ends.
 func (r *runner) fill(b *openBatch) bool {
-	end := b.Since.Add(r.batches.handlers[b.Key.queue].Linger)
-	full := r.batches.Room(b, nil) < 0 // as in a long backlog
-	for range len(r.queue.replicas) {  // what is ready: a claim takes tasks of one shard
-		if full || !r.claimMore(b, true, end) {
-			break
+	f := workerpool.Filling[engine.Grant]{Claims: r.claims, Ready: len(r.queue.replicas)} // a claim takes tasks of one shard
+	if !r.req.NoWait {
+		f.Until = b.Since.Add(r.batches.handlers[b.Key.queue].Linger)
+	}
+	f.Room = func(full context.CancelFunc) int { return r.batches.Room(b, full) }
+	f.Claim = func(ctx context.Context, room int, noWait bool) (n int, others []engine.Grant, err error) {
+		req := ClaimRequest{Queues: []string{b.Key.queue}, Max: room, NoWait: noWait, LeaseFor: r.opts.LeaseFor, Worker: r.opts.Name}
+		op, err := r.claim(ctx, &req)
+		if err != nil {
+			return 0, nil, err
 		}
+		defer op.unref()
+		return len(op.Grants), slices.Clone(r.joinBatches(op.Grants)), nil
 	}
-	for !full && !r.req.NoWait && time.Until(end) > 0 && r.claimMore(b, false, end) {
-	}
-	return r.claims.Err() == nil
+	return r.pool.Fill(&f)
 }
 
-// claimMore makes one claim to fill a batch, without waiting or until end, and reports whether it
-// has brought any tasks: none if the batch is full.
-func (r *runner) claimMore(b *openBatch, noWait bool, end time.Time) bool {
-	claiming := r.pool.BeginClaim(r.claims)
-	if claiming == nil {
-		return false
-	}
-	var jobs []engine.Grant
-	brought := 0
-	defer func() {
-		if !r.pool.EndClaim(jobs, brought-len(jobs)) {
-			r.GiveBack(jobs)
-		}
-	}()
-	ctx, stop := context.WithCancel(claiming)
-	if !noWait {
-		stop()
-		ctx, stop = context.WithDeadline(claiming, end)
-	}
-	defer stop()
-	room := r.batches.Room(b, stop)
-	if room == 0 && !noWait {
-		<-ctx.Done()
-	}
-	if room <= 0 {
-		return false
-	}
-	req := ClaimRequest{Queues: []string{b.Key.queue}, Max: room, NoWait: noWait, LeaseFor: r.opts.LeaseFor, Worker: r.opts.Name}
-	op, err := r.queue.claim(ctx, &req, r)
-	if err != nil { // if it lasts, a fetcher gets it as well
-		return false
-	}
-	defer op.unref()
-	for _, h := range r.renewers {
-		h.Wake()
-	}
-	brought = len(op.Grants)
-	jobs = append(jobs, r.joinBatches(op.Grants)...)
-	return true
-}
-
-// appendOfBatches appends the receipts of all tasks of batches in a shard.
-func (r *runner) appendOfBatches(dst []engine.Receipt, shard int) []engine.Receipt {
-	if r.batches != nil {
-		r.batches.AtWork(func(t *batchTask) {
-			if r.queue.shardOf(t.lease.ID) == shard {
-				dst = append(dst, t.lease.Receipt.inner())
-			}
-		})
-	}
-	return dst
-}
-
-// loseOfBatches ends the tasks of batches that have lost their leases, and a batch without any
-// other.
-func (r *runner) loseOfBatches(lost map[engine.Receipt]error) {
-	if r.batches == nil {
-		return
-	}
-	for _, l := range r.batches.Lose(func(t *batchTask) error { return lost[t.lease.Receipt.inner()] }) {
-		l.End()
-		if r.report(&l.Task.lease, l.Cause); !l.Begun {
-			r.returned(&l.Task.lease) // there is no handler
-		}
-	}
-}
-
-// doBatch fills a batch, runs its handler, and stores the outcomes.
 func (r *runner) doBatch(w *worker, open *openBatch) {
 	defer r.batches.Drop(open)
 	if !r.fill(open) {
@@ -268,7 +202,7 @@ func (r *runner) doBatch(w *worker, open *openBatch) {
 		if f.lease.Timeout > 0 {
 			f.Watch(&r.reports, r.queue.opts.log, func() {
 				if r.batches.IsAtWork(open, i) {
-					r.countOverdue(f)
+					r.countOverdue(w, b, f)
 				}
 			})
 		}
@@ -311,13 +245,19 @@ func (b *taskBatch) handle() (errs []error) {
 	return errs
 }
 
-// storeBatch stores the outcomes of a batch after its handler has ended.
 func (r *runner) storeBatch(w *worker, b *taskBatch, begun time.Time, failures []*failure) {
 	took := time.Since(begun)
 	b.End(nil)
-	_, _ = w.Disown()
-	for i, t := range r.batches.End(b.openBatch) {
-		r.store(&t.Task.taskContext, !t.Over, t.Lost, t.Task.waited, took, failures[i])
+	tasks := r.batches.End
+	ours, _ := w.Disown()
+	if !ours { // the end of Run has taken it, and gives its tasks back
+		tasks = r.batches.Tasks
+	}
+	size := len(b.tasks)
+	for i, t := range tasks(b.openBatch) {
+		sample := HandlerSample{Wait: time.Duration(t.Task.waited) * time.Millisecond, Took: took, Batch: size}
+		size = 0
+		r.store(&t.Task.taskContext, ours && !t.Over, t.Lost, sample, failures[i])
 	}
 }
 
@@ -334,7 +274,6 @@ func (r *runner) giveBackBatch(b *openBatch, how func(*taskContext)) {
 	all.Wait()
 }
 
-// giveBackUnbegun gives back a task of a batch that has not begun.
 func (r *runner) giveBackUnbegun(f *taskContext) {
 	r.giveBack(f.lease.Receipt, call.Fail{How: engine.FailReturn}, f)
 }

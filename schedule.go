@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -33,18 +32,20 @@ type Schedule struct {
 	//
 	// A tick is the beginning of each minute that matches Cron. Where daylight saving sets clocks
 	// forward, the skipped minutes do not tick on that day; where it sets them back, the repeated
-	// minutes tick twice. For exactly one tick a day, choose a time that is never skipped or
-	// repeated, or UTC.
+	// minutes tick twice. For one tick a day, choose UTC, or a time that is neither.
 	Cron string `json:",omitzero"`
-	// Every is the time from tick to tick, in place of Cron: at least one second, rounded up to the
+	// Every is the time from tick to tick, in place of Cron: at least 10 ms, rounded up to the
 	// millisecond. It counts from the [Queue.SetSchedule] that created the schedule or changed when
 	// it ticks; the first tick is one interval later.
 	Every time.Duration `json:",omitzero"`
 	// TimeZone is the IANA name, such as "Europe/Berlin", of the time zone of Cron. "": UTC. The
 	// machine must know the name, or the program must import time/tzdata.
 	TimeZone string `json:",omitzero"`
-	// Task is produced by each tick, and is ready at once: RunAt must be zero. Two headers are
-	// added, [TickHeader] and [ScheduleHeader]; Headers must not contain them.
+	// Jitter, up to 24 h, spreads the schedules of one moment: the task of a tick is ready up to so
+	// much later, and before the next tick. How much depends on Name and the tick only. 0: at once.
+	Jitter time.Duration `json:",omitzero"`
+	// Task is produced by each tick: RunAt must be zero. Two headers are added, [TickHeader] and
+	// [ScheduleHeader]; Headers must not contain them.
 	Task Task `json:",omitzero"`
 	// Missed says what to do about missed ticks.
 	Missed MissedPolicy `json:",omitzero"`
@@ -57,17 +58,17 @@ const (
 )
 
 // MissedPolicy is how a schedule handles missed ticks. A tick is missed if its time is more than a
-// minute past when the queue processes it: because no process had the queue open, the machine was
-// suspended, or the clock was set forward. A tick that is less late produces its task.
+// minute past, or 60 Every if that is less, when the queue processes it: because no process had the
+// queue open, the machine was suspended, or the clock was set forward. Others produce their tasks.
 type MissedPolicy uint8
 
 const (
 	// MissedOnce: one task is produced for all missed ticks, that of the latest one. The default.
-	// The ticks of the last minute are not missed: each produces its task as well.
+	// The ticks after it, less late than missed ones, produce their tasks as well.
 	MissedOnce MissedPolicy = iota
 	// MissedSkip: no task is produced for a missed tick.
 	MissedSkip
-	// MissedAll: each missed tick produces its task, oldest first.
+	// MissedAll: each missed tick produces its task, oldest first: for Every 10 ms 8,640,000 a day.
 	MissedAll
 )
 
@@ -106,12 +107,8 @@ func (s *ScheduleInfo) Upcoming(n int) (times []time.Time) {
 	if s.Next.IsZero() {
 		return nil
 	}
-	start := uint64(s.Next.UnixMilli())
-	all, err := recurrence.Of(&keys.ScheduleValue{Cron: s.Cron, TimeZone: s.TimeZone, Start: start, Every: record.Millis(s.Every)})
-	if err != nil {
-		return nil
-	}
-	for tick := start; len(times) < n && tick != recurrence.Never; tick = all.Next(tick) {
+	v := keys.ScheduleValue{Cron: s.Cron, TimeZone: s.TimeZone, Start: uint64(s.Next.UnixMilli()), Every: record.Millis(s.Every)}
+	for _, tick := range recurrence.Upcoming(&v, n) {
 		times = append(times, msTime(tick))
 	}
 	return times
@@ -119,22 +116,27 @@ func (s *ScheduleInfo) Upcoming(n int) (times []time.Time) {
 
 // SetSchedule stores a schedule, or replaces the one with the same name. Programs may call it at
 // every start: a schedule that is replaced by an equal one goes on unchanged. It also keeps its
-// position if only [Schedule.Task] or Missed differ; these apply from the next tick on. If Cron,
-// Every or TimeZone differ it begins again, with the first tick after now. So it does if its next
-// tick lies more than a day and a period ahead, since it has ticked by a wrong clock: a tick may
-// then come again on its date.
+// position if only [Schedule.Task], Missed or Jitter differ; these apply from the next tick on. If
+// Cron, Every or TimeZone differ it begins again, with the first tick after now. So it does if its
+// next tick lies more than a day and a period ahead, since it has ticked by a wrong clock: a tick
+// may then come again on its date.
 //
-// SetSchedule returns an [InvalidError] for an invalid schedule, such as one that never ticks. An
-// error that matches [ErrUncertain] leaves open whether it was stored; after any other error it was
-// not. SetSchedule is safe for concurrent use.
-//
-// Errors: [ErrInvalid], [ErrNotFound] ([RefuseOnMissing]), [ErrDiskFull], [ErrUncertain],
-// [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
+// Errors: [ErrInvalid] (such as one that never ticks), [ErrNotFound] ([RefuseOnMissing]), those of
+// changes (see [Queue]), and that of ctx.
 func (q *Queue) SetSchedule(ctx context.Context, s Schedule) (err error) {
 	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
 		return err
 	}
+	_, err = q.opts.through(ctx, Producing{Tasks: []Task{s.Task}, Schedule: s.Name}, func(ctx context.Context, tasks []Task) ([]ID, error) {
+		s.Task = tasks[0]
+		return nil, q.setSchedule(ctx, &s)
+	})
+	return err
+}
+
+// setSchedule stores a schedule.
+func (q *Queue) setSchedule(ctx context.Context, s *Schedule) error {
 	times, err := s.check(&q.opts.Limits, wallMillis(q.opts))
 	if err != nil {
 		return err
@@ -145,22 +147,18 @@ func (q *Queue) SetSchedule(ctx context.Context, s Schedule) (err error) {
 	return q.doForSchedule(ctx, s.Name, rule(callSetSchedule, &call.SetSchedule{Name: s.Name, Value: s.value(), Times: times}))
 }
 
-// DeleteSchedule removes a schedule; the tasks that it has produced stay. It returns [ErrNotFound]
-// if there is none with this name. DeleteSchedule is safe for concurrent use.
+// DeleteSchedule removes a schedule; the tasks that it has produced stay.
 //
-// Errors: [ErrInvalid], [ErrNotFound], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
-// [ErrClosed], and that of ctx.
+// Errors: [ErrNotFound], those of changes (see [Queue]), and that of ctx.
 func (q *Queue) DeleteSchedule(ctx context.Context, name string) (err error) {
 	defer public(&err)
 	return q.doForSchedule(ctx, name, rule(callDeleteSchedule, &call.DeleteSchedule{Name: name}))
 }
 
 // PauseSchedule stops the ticks of a schedule until [Queue.ResumeSchedule]. It is stored, and
-// [Queue.SetSchedule] leaves it as it is: programs that set their schedules at every start do not
-// undo it. It returns [ErrNotFound] if there is no schedule with this name.
+// [Queue.SetSchedule] leaves it as it is: programs that set schedules at every start keep it.
 //
-// Errors: [ErrInvalid], [ErrNotFound], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
-// [ErrClosed], and that of ctx.
+// Errors: [ErrNotFound], those of changes (see [Queue]), and that of ctx.
 func (q *Queue) PauseSchedule(ctx context.Context, name string) (err error) {
 	defer public(&err)
 	return q.doForSchedule(ctx, name, rule(callPauseSchedule, &call.PauseSchedule{Name: name, Paused: true}))
@@ -170,18 +168,39 @@ func (q *Queue) PauseSchedule(ctx context.Context, name string) (err error) {
 // those of the time of its pause are not missed ones. If its next tick lies more than a day and a
 // period ahead, it begins again, as by [Queue.SetSchedule], also if it is not paused.
 //
-// Errors: [ErrInvalid], [ErrNotFound], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
-// [ErrClosed], and that of ctx.
+// Errors: [ErrNotFound], those of changes (see [Queue]), and that of ctx.
 func (q *Queue) ResumeSchedule(ctx context.Context, name string) (err error) {
 	defer public(&err)
 	return q.doForSchedule(ctx, name, rule(callPauseSchedule, &call.PauseSchedule{Name: name}))
 }
 
-// Schedules returns all schedules, ordered by name. It copies some hundred at a time, those of one
-// copy as of one moment; other calls go on meanwhile. It is safe for concurrent use.
+// TriggerSchedule produces the task of a schedule at once, as a tick at this moment would, without
+// Jitter, also if the schedule is paused. Its ticks come as without it. If it is called again after
+// [ErrUncertain], there may be two tasks, unless that of the schedule has an idempotency key.
 //
-// Errors: [ErrInvalid], [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed],
-// and that of ctx.
+// Errors: [ErrNotFound] (no schedule has this name), [ErrDuplicate], [ErrNotMember], [ErrFormat]
+// (of nodes that do not know it yet), those of changes (see [Queue]), and that of ctx.
+func (q *Queue) TriggerSchedule(ctx context.Context, name string) (_ ID, err error) {
+	defer public(&err)
+	if err := q.checkCall(ctx); err != nil {
+		return ID{}, err
+	}
+	of := &call.FindSchedule{Name: name}
+	if err := q.ask(ctx, keys.ShardOfSchedule(name, len(q.replicas)), rule(callFindSchedule, of)); err != nil {
+		return ID{}, err
+	}
+	t, err := templateOf(name, &of.Value)
+	if err != nil {
+		return ID{}, err
+	}
+	t.Headers = recurrence.Headers(t.Headers, name, wallMillis(q.opts))
+	return q.produceOne(ctx, &t) // the task was stored behind the middleware
+}
+
+// Schedules returns all schedules, ordered by name. It copies some hundred at a time, those of one
+// copy as of one moment; other calls go on meanwhile.
+//
+// Errors: those of reads (see [Queue]), such as [ErrFailed], and that of ctx.
 func (q *Queue) Schedules(ctx context.Context) (_ []ScheduleInfo, err error) {
 	defer public(&err)
 	if ctx, err = q.begin(ctx); err != nil {
@@ -191,13 +210,11 @@ func (q *Queue) Schedules(ctx context.Context) (_ []ScheduleInfo, err error) {
 	for i := range q.replicas {
 		part := new(schedulesPart)
 		op := rule(callSchedules, part)
-		for part.More = true; part.More; {
-			part.Next()
-			if err := q.ask(ctx, i, op); err != nil {
-				return nil, err
-			}
-			all = append(all, part.Infos...)
+		infos, err := part.All(func() error { return q.ask(ctx, i, op) })
+		if err != nil {
+			return nil, err
 		}
+		all = append(all, infos...)
 	}
 	slices.SortFunc(all, func(a, b ScheduleInfo) int { return cmp.Compare(a.Name, b.Name) })
 	return all, nil
@@ -226,7 +243,7 @@ func (s *Schedule) check(l *Limits, now uint64) (recurrence.Sequence, error) {
 	if err := s.checkTask(l); err != nil {
 		return nil, err
 	}
-	times, err := recurrence.Check(s.Cron, s.TimeZone, s.Every, now)
+	times, err := recurrence.Check(s.Cron, s.TimeZone, s.Every, s.Jitter, now)
 	return times, translated(err)
 }
 
@@ -241,18 +258,9 @@ func (s *Schedule) checkTask(l *Limits) error {
 		}
 	}
 	const widest = 999 // a tick with milliseconds
-	t := tickTask(&s.Task, s.Name, widest)
+	t := s.Task
+	t.Headers = recurrence.Headers(t.Headers, s.Name, widest)
 	return t.check(l, 0)
-}
-
-// tickTask returns the task of a tick.
-func tickTask(template *Task, name string, tick uint64) Task {
-	t := *template
-	t.Headers = make(map[string]string, len(template.Headers)+2)
-	maps.Copy(t.Headers, template.Headers)
-	t.Headers[TickHeader] = recurrence.Text(tick)
-	t.Headers[ScheduleHeader] = name
-	return t
 }
 
 // value returns the stored form, without a position in time.
@@ -260,7 +268,7 @@ func (s *Schedule) value() keys.ScheduleValue {
 	var rec record.Record
 	s.Task.fill(&rec)
 	return keys.ScheduleValue{
-		Missed: uint8(s.Missed), Every: record.Millis(s.Every), Cron: s.Cron, TimeZone: s.TimeZone,
+		Missed: uint8(s.Missed), Every: record.Millis(s.Every), Jitter: record.Millis(s.Jitter), Cron: s.Cron, TimeZone: s.TimeZone,
 		Queue: s.Task.Queue, Tenant: s.Task.Tenant, Priority: uint8(s.Task.Priority), Record: rec.Encode(),
 	}
 }
@@ -273,25 +281,34 @@ func (p *schedulesPart) Decide(s *engine.State) (engine.Verdict, error) {
 	return engine.Decided, nil
 }
 
+// templateOf returns the task of a stored schedule.
+func templateOf(name string, v *keys.ScheduleValue) (Task, error) {
+	rec, err := record.Decode(bytes.Clone(v.Record))
+	if err != nil {
+		return Task{}, fmt.Errorf("%w: schedule %q: %w", ErrCorrupt, name, err)
+	}
+	return task(engine.LaneKey{Queue: v.Queue, Tenant: v.Tenant, Priority: v.Priority}, &rec), nil
+}
+
 // scheduleInfo converts a schedule of the engine.
 func scheduleInfo(r *recurrence.Schedule) (ScheduleInfo, error) {
-	rec, err := record.Decode(bytes.Clone(r.Value.Record))
+	v := &r.Value
+	t, err := templateOf(r.Name, v)
 	if err != nil {
-		return ScheduleInfo{}, fmt.Errorf("%w: schedule %q: %w", ErrCorrupt, r.Name, err)
+		return ScheduleInfo{}, err
 	}
-	lane := engine.LaneKey{Queue: r.Value.Queue, Tenant: r.Value.Tenant, Priority: r.Value.Priority}
 	info := ScheduleInfo{
 		Schedule: Schedule{
-			Name: r.Name, Cron: r.Value.Cron, Every: record.Duration(r.Value.Every), TimeZone: r.Value.TimeZone,
-			Task: task(lane, &rec), Missed: MissedPolicy(r.Value.Missed),
+			Name: r.Name, Cron: v.Cron, Every: record.Duration(v.Every), TimeZone: v.TimeZone, Jitter: record.Duration(v.Jitter),
+			Task: t, Missed: MissedPolicy(v.Missed),
 		},
-		Next: msTime(r.Next), Paused: r.Value.Paused,
+		Next: msTime(r.Next), Paused: v.Paused,
 	}
 	if r.Err != nil {
 		info.LastError = translated(r.Err).Error()
 	}
-	if r.Value.Last != 0 {
-		info.Last = msTime(r.Value.Last)
+	if v.Last != 0 {
+		info.Last = msTime(v.Last)
 	}
 	return info, nil
 }

@@ -267,7 +267,9 @@ func TestScheduleRefusals(t *testing.T) {
 			{"Schedule.Name", func(s *codeq.Schedule) { s.Name = strings.Repeat("n", 31) }},
 			{"Schedule", func(s *codeq.Schedule) { s.Cron = "" }},
 			{"Schedule", func(s *codeq.Schedule) { s.Every = time.Minute }},
-			{"Schedule.Every", func(s *codeq.Schedule) { s.Cron, s.Every = "", time.Second-1 }},
+			{"Schedule.Every", func(s *codeq.Schedule) { s.Cron, s.Every = "", 10*time.Millisecond-1 }},
+			{"Schedule.Jitter", func(s *codeq.Schedule) { s.Jitter = -1 }},
+			{"Schedule.Jitter", func(s *codeq.Schedule) { s.Jitter = 24*time.Hour + 1 }},
 			{"Schedule.Every", func(s *codeq.Schedule) { s.Cron, s.Every = "", -time.Hour }},
 			{"Schedule.TimeZone", func(s *codeq.Schedule) { s.Cron, s.Every, s.TimeZone = "", time.Minute, "UTC" }},
 			{"Schedule.TimeZone", func(s *codeq.Schedule) { s.TimeZone = "Local" }},
@@ -512,5 +514,117 @@ func TestTicksOfManySchedules(t *testing.T) {
 		st, err := b.Q.Stats(context.Background())
 		require.NoError(t, err)
 		require.Equal(t, uint64(made+schedules), st["a"].Ready, "all that are due at once tick")
+	})
+}
+
+// TestFastSchedule: a schedule ticks each 10 ms, once, over restarts.
+func TestFastSchedule(t *testing.T) {
+	queuetest.WithCronBench(t, codeq.Options{Shards: 1}, func(t *testing.T, b *queuetest.CronBench) {
+		start := b.Wall()
+		b.Set(codeq.Schedule{Name: "s", Every: 10 * time.Millisecond, Task: codeq.Task{Queue: "a"}})
+		time.Sleep(500 * time.Millisecond)
+		b.Down(115 * time.Millisecond)
+		time.Sleep(385 * time.Millisecond)
+		want := []string{}
+		for n := range 100 {
+			want = append(want, start.Add(time.Duration(n+1)*10*time.Millisecond).UTC().Format("2006-01-02T15:04:05.999Z07:00"))
+		}
+		require.ElementsMatch(t, want, b.Ticks("s"))
+	})
+}
+
+// TestJitter: the tasks of schedules of one moment become ready at different times within Jitter,
+// which do not depend on the process. The ticks stay.
+func TestJitter(t *testing.T) {
+	queuetest.WithCronBench(t, codeq.Options{Shards: 3}, func(t *testing.T, b *queuetest.CronBench) {
+		const schedules, jitter = 20, 30 * time.Second
+		start := b.Wall()
+		for n := range schedules {
+			s := minutely(fmt.Sprint(n))
+			s.Jitter = jitter
+			s.Task.LimitKey = fmt.Sprint(n) // in any shard
+			b.Set(s)
+			require.Equal(t, jitter, b.Info(s.Name).Jitter)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		tasks, err := queuetest.List(b.Q)
+		require.NoError(t, err)
+		require.Len(t, tasks, schedules)
+		at := make(map[time.Time]bool)
+		for _, task := range tasks {
+			tick, err := time.Parse(time.RFC3339, task.Headers[codeq.TickHeader])
+			require.NoError(t, err)
+			require.False(t, task.RunAt.Before(tick))
+			require.Less(t, task.RunAt.Sub(tick), jitter)
+			require.Equal(t, task.RunAt.After(b.Wall()), task.State == codeq.Scheduled)
+			at[task.RunAt] = true
+		}
+		require.Greater(t, len(at), schedules/2)
+		b.Down(time.Second)
+		time.Sleep(4*time.Minute - time.Second)
+		for n := range schedules {
+			b.RequireEachMinute(fmt.Sprint(n), start)
+			require.Equal(t, jitter, b.Info(fmt.Sprint(n)).Jitter)
+		}
+		s := minutely("0")
+		b.Set(s)
+		require.Equal(t, 5*time.Minute, b.Info("0").Last.Sub(start.Truncate(time.Minute)), "the position stays")
+	})
+}
+
+// TestJitterBeyondPeriod: the task of a tick becomes ready before the next tick, however long
+// Jitter is: two tasks keep their order, and do not meet at an idempotency key.
+func TestJitterBeyondPeriod(t *testing.T) {
+	queuetest.WithCronBench(t, codeq.Options{Shards: 1}, func(t *testing.T, b *queuetest.CronBench) {
+		s := minutely("s")
+		s.Jitter = 24 * time.Hour
+		b.Set(s)
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		tasks, err := queuetest.List(b.Q)
+		require.NoError(t, err)
+		require.Len(t, tasks, 60)
+		for _, task := range tasks {
+			tick, err := time.Parse(time.RFC3339, task.Headers[codeq.TickHeader])
+			require.NoError(t, err)
+			require.Less(t, task.RunAt.Sub(tick), time.Minute)
+		}
+	})
+}
+
+// TestTriggerSchedule: the task of a schedule is produced now, and its ticks come as without that.
+func TestTriggerSchedule(t *testing.T) {
+	queuetest.WithCronBench(t, codeq.Options{Shards: 3}, func(t *testing.T, b *queuetest.CronBench) {
+		start := b.Wall()
+		s := minutely("s")
+		s.Jitter, s.Task.Payload, s.Task.LimitKey = 30*time.Second, []byte("x"), "k"
+		b.Set(s)
+		time.Sleep(90 * time.Second)
+		before := b.Info("s")
+		id, err := b.Q.TriggerSchedule(t.Context(), "s")
+		require.NoError(t, err)
+		require.Equal(t, before, b.Info("s"))
+		task := queuetest.InfoOf(t, b.Q, id)
+		require.Equal(t, codeq.Ready, task.State)
+		require.Equal(t, "x", string(task.Payload))
+		require.Equal(t, map[string]string{
+			codeq.ScheduleHeader: "s", codeq.TickHeader: b.Wall().UTC().Format("2006-01-02T15:04:05.999Z07:00"),
+		}, task.Headers)
+		require.NoError(t, b.Q.Cancel(t.Context(), id))
+		time.Sleep(time.Minute)
+		b.RequireEachMinute("s", start)
+
+		require.NoError(t, b.Q.PauseSchedule(t.Context(), "s"))
+		_, err = b.Q.TriggerSchedule(t.Context(), "s")
+		require.NoError(t, err)
+		s.Task.Unique.Key = "k"
+		b.Set(s)
+		_, err = b.Q.TriggerSchedule(t.Context(), "s")
+		require.NoError(t, err)
+		_, err = b.Q.TriggerSchedule(t.Context(), "s")
+		require.ErrorIs(t, err, codeq.ErrDuplicate)
+		_, err = b.Q.TriggerSchedule(t.Context(), "none")
+		require.ErrorIs(t, err, codeq.ErrNotFound)
 	})
 }

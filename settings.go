@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"codeq/internal/base"
@@ -14,6 +16,7 @@ import (
 	"codeq/internal/guard"
 	"codeq/internal/keys"
 	"codeq/internal/listing"
+	"codeq/internal/record"
 )
 
 // Settings are the settings of a queue. They are stored with it, and may change while it runs. The
@@ -47,9 +50,7 @@ type Settings struct {
 	// largest n of the tenants with tasks there. A change of n counts from the tenant's next claim
 	// in the shard.
 	TenantWeights map[string]int `json:",omitempty"`
-	// Retention is how long completed and canceled tasks without a [Task.Retention] are kept. 0:
-	// [Options.Retention]; [Forever]: without end.
-	Retention time.Duration `json:",omitzero"`
+	Policy                       // of the tasks of the queue
 	// DeadRetention is how long dead letters are kept. 0 or [Forever]: until they are redriven,
 	// purged or canceled. A dead letter that other tasks wait for, or that holds the turn of a
 	// group, is kept in any case.
@@ -59,7 +60,54 @@ type Settings struct {
 	// By default the turn passes to the next task of the group. A change applies to tasks that
 	// become dead letters after it: a dead letter that holds a turn still holds it.
 	HoldGroups bool `json:",omitzero"`
+	// DeadLetterQueue is another queue that gets a task for each death of one of this queue, in the
+	// same commit, with its payload, headers, tenant and priority, and headers that [DeathOf]
+	// reads. The dead letter itself is kept as DeadRetention says. Eight deaths in a row, each in
+	// the dead-letter queue of the one before, produce tasks, and the ninth none; nor does one for
+	// which the shard has no lane. "": none.
+	DeadLetterQueue string `json:",omitzero"`
 }
+
+// Death describes a dead task to the handlers of its [Settings].DeadLetterQueue.
+type Death struct {
+	ID          ID     `json:",omitzero"` // of the dead task
+	Queue, Kind string `json:",omitzero"` // of the dead task; its successor has no kind
+	Reason      string `json:",omitzero"` // its last error, up to 1 KiB
+}
+
+// DeathOf reads the headers of a task in a [Settings].DeadLetterQueue; ok is false for other tasks.
+// Delete names with the beginning "codeq-dea" before you produce the headers again: with them, the
+// headers may exceed [Limits].Headers, and the next death counts as one more in a row.
+func DeathOf(headers map[string]string) (d Death, ok bool) {
+	id, err := ParseID(headers[record.DeathTask])
+	return Death{id, headers[record.DeathQueue], headers[record.DeathKind], headers[record.DeathReason]}, err == nil
+}
+
+// Policy is how tasks are tried. For each field the first that is set counts: that of the [Task],
+// its handler ([HandlerOption]), its queue ([Settings]), the [Options]. A Timeout is read at the
+// claim, the others when an attempt ends, so that a change applies to tasks that wait. A lease that
+// expires does so by the policy of the queue.
+type Policy struct {
+	// MaxAttempts is how often a task is tried before it becomes a dead letter.
+	MaxAttempts int `json:",omitzero"`
+	// Backoff is the wait between two attempts, unless [RetryAfter] or [RetryOptions] has one. It
+	// counts as one field: its zero fields have their defaults.
+	Backoff Backoff `json:",omitzero"`
+	// Timeout bounds one run of the handler, as [Task.Timeout] does.
+	Timeout time.Duration `json:",omitzero"`
+	// Retention is how long completed and canceled tasks are kept; that of the handler is for
+	// completed ones. [Forever]: without end.
+	Retention time.Duration `json:",omitzero"`
+	// RetryFirst makes a task that is tried again go before those of its queue, tenant and priority
+	// that were produced after it, and count as ready since then; by default it goes behind those
+	// that are ready. That of the handler and that of the queue add up.
+	RetryFirst bool `json:",omitzero"`
+}
+
+// set hides that of Policy: Settings are no HandlerOption.
+func (Settings) set() {}
+
+var _ = Settings.set
 
 // Settings returns the settings of a queue that the last [Queue.Configure] has stored.
 //
@@ -74,7 +122,7 @@ func (q *Queue) Settings(queue string) (_ Settings, err error) {
 	if err != nil {
 		return Settings{}, err
 	}
-	return Settings(*c.Settings), nil
+	return settingsOf(c.Settings), nil
 }
 
 // configured asks the first shard for the settings of a queue. The caller may change them.
@@ -111,8 +159,8 @@ func (q *Queue) beginOn(ctx context.Context, name string) (context.Context, erro
 // call returns an error that matches [ErrInvalid]. change must not wait for a goroutine that calls
 // them either: it would wait for ever.
 //
-// Errors: [ErrInvalid], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed],
-// and that of ctx.
+// Errors: [ErrInvalid], [ErrFormat] (for a [Policy], in a cluster that is being upgraded),
+// [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
 func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settings)) (err error) {
 	defer public(&err)
 	if ctx, err = q.beginOn(ctx, queue); err != nil {
@@ -124,12 +172,82 @@ func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settin
 	if change == nil {
 		return &InvalidError{"Configure change", "nil", "a function"}
 	}
-	return q.configure(ctx, queue, change, nil)
+	return q.configure(ctx, queue, func(s *record.Settings) bool {
+		changed := settingsOf(s)
+		change(&changed)
+		*s = *changed.inner()
+		return true
+	}, nil)
 }
 
-// configure is Configure after its checks; none, if it is not nil, is stored in place of the
-// settings.
-func (q *Queue) configure(ctx context.Context, queue string, change func(*Settings), none []byte) error {
+// SettingsChange is a change of the settings of a queue.
+type SettingsChange struct {
+	Queue         string   `json:",omitzero"`
+	Before, After Settings `json:",omitzero"`
+}
+
+// Apply gives queues, by their names, the settings that a program declares when it begins, and
+// returns the changes: nothing is stored for a queue that has these already. Fields that are
+// not declared become zero, but Paused, which must not be declared, stays as it is. Other queues
+// stay as they are.
+//
+// All is checked before the first change. Queues are then changed one after the other, as by
+// [Queue.Configure]. With an error, the changes so far are returned, also one that is
+// [ErrUncertain]; Apply may be called again.
+//
+// Errors: [ErrInvalid], [ErrFormat], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
+// [ErrClosed], and that of ctx.
+func (q *Queue) Apply(ctx context.Context, declared map[string]Settings) (changes []SettingsChange, err error) {
+	defer public(&err)
+	if err := q.checkCall(ctx); err != nil {
+		return nil, err
+	}
+	queues := slices.Sorted(maps.Keys(declared))
+	for _, queue := range queues {
+		if err := translated(declared[queue].inner().CheckDeclared(queue, q.opts.Limits.Name)); err != nil {
+			return nil, fmt.Errorf("settings of queue %q: %w", queue, err)
+		}
+	}
+	for _, queue := range queues {
+		of := declared[queue]
+		changed, c := false, SettingsChange{Queue: queue}
+		err := q.configure(q.backend.begin(ctx), queue, func(s *record.Settings) bool {
+			c.Before = settingsOf(s)
+			changed = s.Declare(of.inner())
+			c.After = settingsOf(s)
+			return changed
+		}, nil)
+		if changed && (err == nil || errors.Is(err, ErrUncertain)) {
+			changes = append(changes, c)
+		}
+		if err != nil {
+			return changes, fmt.Errorf("settings of queue %q: %w", queue, err)
+		}
+	}
+	return changes, nil
+}
+
+// inner returns the settings as shards have them.
+func (s Settings) inner() *record.Settings {
+	return &record.Settings{
+		Paused: s.Paused, Concurrency: s.Concurrency, ConcurrencyPerKey: s.ConcurrencyPerKey, Rate: s.Rate, Burst: s.Burst,
+		TenantWeights: s.TenantWeights, Policy: *s.Policy.inner(), DeadRetention: s.DeadRetention, HoldGroups: s.HoldGroups,
+		DeadLetterQueue: s.DeadLetterQueue,
+	}
+}
+
+func (p *Policy) inner() *record.Policy {
+	return &record.Policy{MaxAttempts: p.MaxAttempts, Backoff: base.Backoff(p.Backoff), Timeout: p.Timeout, Retention: p.Retention, RetryFirst: p.RetryFirst}
+}
+
+func settingsOf(s *record.Settings) Settings {
+	p := Policy{s.MaxAttempts, Backoff(s.Backoff), s.Timeout, s.Retention, s.RetryFirst}
+	return Settings{s.Paused, s.Concurrency, s.ConcurrencyPerKey, s.Rate, s.Burst, s.TenantWeights, p, s.DeadRetention, s.HoldGroups, s.DeadLetterQueue}
+}
+
+// configure is Configure after its checks, unless change returns false; none, if it is not nil, is
+// stored in place of the settings.
+func (q *Queue) configure(ctx context.Context, queue string, change func(*record.Settings) bool, none []byte) error {
 	if guard.InCallback() { // two that configure each other's queue would wait for each other
 		return &InvalidError{"Configure", "a call within the function of another call", "one call after the other"}
 	}
@@ -146,8 +264,15 @@ func (q *Queue) configure(ctx context.Context, queue string, change func(*Settin
 		if err != nil {
 			return err
 		}
-		guard.CallBack(func() { change((*Settings)(c.Settings)) })
-		if err := translated(c.Settings.Check()); err != nil {
+		changed := false
+		guard.CallBack(func() { changed = change(c.Settings) })
+		if !changed && c.Settings.IsZero() {
+			return nil
+		}
+		if !changed { // a call before may not have come to all shards
+			return q.enforce(ctx, queue, c.Value)
+		}
+		if err := translated(c.Settings.CheckFor(queue, q.opts.Limits.Name)); err != nil {
 			return err
 		}
 		set := none
@@ -161,13 +286,25 @@ func (q *Queue) configure(ctx context.Context, queue string, change func(*Settin
 		}
 		value := keys.SettingsValue{Version: c.Version + 1, JSON: set}.Append(nil)
 		first := &call.Configure{Queue: queue, Value: value}
-		if _, err := q.do(ctx, 0, rule(callConfigure, first)); err != nil {
+		op := rule(callConfigure, first)
+		if err := q.mayConfigure(op); err != nil {
+			return err
+		}
+		if _, err := q.do(ctx, 0, op); err != nil {
 			return err
 		}
 		if !first.Late {
 			return q.enforce(ctx, queue, value)
 		}
 	}
+}
+
+// mayConfigure refuses settings that the first shard's leader, of an older build, may not know.
+func (q *Queue) mayConfigure(op *ruling) error {
+	if c, ok := op.Body.(*call.Configure); !ok || !c.HasPolicy() {
+		return nil
+	}
+	return q.needsFormat(0, "policies", keys.FormatOfSteps)
 }
 
 // enforce makes all other shards adopt settings that the first one has stored. The first shard also
@@ -222,7 +359,10 @@ func (q *Queue) DeleteQueue(ctx context.Context, queue string) (err error) {
 	if found.Counts = Counts(tasks); found.Counts.Total() > 0 || found.Keys+found.Schedules+found.Claims > 0 {
 		return found
 	}
-	return q.configure(ctx, queue, func(s *Settings) { *s = Settings{} }, keys.DeleteQueue)
+	return q.configure(ctx, queue, func(s *record.Settings) bool {
+		*s = record.Settings{}
+		return true
+	}, keys.DeleteQueue)
 }
 
 // Pause stops claims from the queue until [Queue.Resume].

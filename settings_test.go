@@ -64,6 +64,11 @@ func TestSettingsRefused(t *testing.T) {
 			"Settings.TenantWeights of many": func(s *codeq.Settings) { s.TenantWeights = map[string]int{"many": 65537} },
 			"Settings.TenantWeights":         func(s *codeq.Settings) { s.TenantWeights = map[string]int{"\xff": 1} },
 			"Settings.Retention":             func(s *codeq.Settings) { s.Retention = -2 },
+			"Settings.MaxAttempts":           func(s *codeq.Settings) { s.MaxAttempts = testkit.Beyond31Bits },
+			"Settings.Backoff":               func(s *codeq.Settings) { s.Backoff.Base = -1 },
+			"Settings.Backoff.Step":          func(s *codeq.Settings) { s.Backoff.Step = -1 },
+			"Settings.Backoff.Factor":        func(s *codeq.Settings) { s.Backoff.Factor = 0.5 },
+			"Settings.Timeout":               func(s *codeq.Settings) { s.Timeout = -1 },
 			"Settings.DeadRetention":         func(s *codeq.Settings) { s.DeadRetention = -2 },
 		} {
 			err := q.Configure(ctx, "a", change)
@@ -84,7 +89,7 @@ func TestSettingsRefused(t *testing.T) {
 		require.Equal(t, codeq.Settings{Concurrency: 3}, settingsOf(t, q, "a"))
 		for _, most := range []codeq.Settings{
 			{Concurrency: math.MaxInt32, ConcurrencyPerKey: math.MaxInt32, Rate: 1e9, Burst: math.MaxInt32},
-			{Rate: math.SmallestNonzeroFloat64, Retention: math.MaxInt64, DeadRetention: math.MaxInt64},
+			{Rate: math.SmallestNonzeroFloat64, Policy: codeq.Policy{MaxAttempts: math.MaxInt32, Timeout: math.MaxInt64, Retention: math.MaxInt64}, DeadRetention: math.MaxInt64},
 		} {
 			queuetest.Configure(t, q, "a", func(s *codeq.Settings) { *s = most })
 			require.Equal(t, most, settingsOf(t, q, "a"))
@@ -170,7 +175,10 @@ func TestSettingsKept(t *testing.T) {
 			require.Zero(t, settingsOf(t, q, "a"))
 			want := codeq.Settings{
 				Paused: true, Concurrency: 1, ConcurrencyPerKey: 2, Rate: 0.5, Burst: 3,
-				TenantWeights: map[string]int{"": 2, "x": 65536}, Retention: time.Hour, DeadRetention: codeq.Forever, HoldGroups: true,
+				TenantWeights: map[string]int{"": 2, "x": 65536}, DeadRetention: codeq.Forever, HoldGroups: true, DeadLetterQueue: "dead", Policy: codeq.Policy{
+					MaxAttempts: 3, Backoff: codeq.Backoff{Base: time.Second, Step: time.Minute}, Timeout: time.Hour,
+					Retention: 2 * time.Hour, RetryFirst: true,
+				},
 			}
 			queuetest.Configure(t, q, "a", func(s *codeq.Settings) { *s = want })
 			queuetest.Configure(t, q, "b", func(s *codeq.Settings) { s.Retention = codeq.Forever })
@@ -183,7 +191,7 @@ func TestSettingsKept(t *testing.T) {
 				queuetest.OnDisk(left, &opts)
 				q := queuetest.OpenForRun(t, opts)
 				require.Equal(t, want, settingsOf(t, q, "a"))
-				require.Equal(t, codeq.Settings{Retention: codeq.Forever}, settingsOf(t, q, "b"))
+				require.Equal(t, codeq.Settings{Policy: codeq.Policy{Retention: codeq.Forever}}, settingsOf(t, q, "b"))
 				require.Zero(t, settingsOf(t, q, "c"))
 				queuetest.Produce(t, q, codeq.Task{Queue: "a"})
 				require.Nil(t, queuetest.ClaimNow(t, q, "a"), "paused")

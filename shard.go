@@ -20,10 +20,8 @@ import (
 )
 
 // shard is one independent part of a queue: a store, the memory that caches it, and the goroutine
-// that owns both and decides everything.
-//
-// Only run touches the fields below owned, and load before run starts. Callers reach a shard
-// through its inbox.
+// that owns both and decides everything. Callers reach it through its inbox: only run touches the
+// fields below owned, and load before run starts.
 type shard struct {
 	index   int
 	opts    *Options
@@ -39,8 +37,7 @@ type shard struct {
 	done    chan struct{} // closed when run has ended
 	commits atomic.Uint64 // groups that began to commit
 
-	// owned
-	rules   engine.State
+	rules   engine.State // owned, like the fields below
 	start   engine.Start // of the next group
 	clock   owner.Clock
 	claims  *dispatch.Dispatcher
@@ -60,14 +57,9 @@ func newShard(index int, opts *Options, st *store.Store, gates *dispatch.Gates) 
 	binary.LittleEndian.PutUint64(seed[:], rand.Uint64())
 	binary.LittleEndian.PutUint64(seed[8:], rand.Uint64())
 	s := &shard{
-		index:   index,
-		opts:    opts,
-		commit:  st,
-		inbox:   owner.NewInbox(opts.InboxDepth, opts.private.Mono, comesOnLease),
-		origin:  origin,
-		done:    make(chan struct{}),
-		clock:   owner.NewClock(),
-		timer:   time.NewTimer(time.Hour),
+		index: index, opts: opts, commit: st, origin: origin, done: make(chan struct{}),
+		inbox: owner.NewInbox(opts.InboxDepth, opts.private.Mono, comesOnLease),
+		clock: owner.NewClock(), timer: time.NewTimer(time.Hour),
 		space:   owner.NewDiskWatch(st, opts.MinFreeBytes, opts.Shards),
 		upkeep:  owner.UpkeepClock{UpkeepTable: new(owner.UpkeepTable)},
 		waiters: waiters{takers: entries.NewLines[*takenOp](opts.Shards)},
@@ -101,8 +93,8 @@ func (s *shard) load(clockAge uint64) error {
 	return nil
 }
 
-// do hands an operation to the shard and waits for its outcome until ctx ends, or
-// limit is over. settled is false when the operation still belongs to the shard.
+// do hands an operation to the shard and waits for its outcome until ctx ends, or limit is over.
+// settled is false when the operation still belongs to the shard.
 func (s *shard) do(ctx context.Context, op operation, c *completion, limit *base.Limit) (settled bool, err error) {
 	if _, ok := op.(*resumeOp); ok { // the owner waits for it, perhaps with a full inbox
 		err = s.inbox.Pass(op)
@@ -119,7 +111,6 @@ func (s *shard) do(ctx context.Context, op operation, c *completion, limit *base
 	return settled, err
 }
 
-// runGuarded is the owner's goroutine.
 func (s *shard) runGuarded() {
 	contain(s.opts.log, "owner", s.run, s.crash)
 	s.timer.Stop()
@@ -165,20 +156,21 @@ func (s *shard) run() {
 func (s *shard) gather() bool {
 	for {
 		s.tick()
-		if s.undecided.cursor < len(s.undecided.taken) || s.callers.count() > 0 {
+		if s.undecided.HasTaken() || s.callers.count() > 0 {
 			return true
 		}
-		busy := len(s.undecided.deferred) > 0 || s.undecided.large.IsDue(s.rules.Now) ||
+		deferred := s.undecided.HasDeferred() || len(s.undecided.batches) > 0
+		busy := deferred || s.undecided.large.IsDue(s.rules.Now) ||
 			s.claims.MayServe() && s.rules.HasRoom(engine.RoomLow) || s.due()
 		if s.node != nil {
 			s.inbox.Linger(s.callers.served * 3 / 4)
 		}
 		s.inbox.Yield()
-		ops, late, refused := s.inbox.Take(s.undecided.taken[:0], !busy)
-		s.undecided.taken, s.undecided.cursor = ops, 0
+		ops, late, refused := s.inbox.Take(s.undecided.Spare(), !busy)
+		s.undecided.Take(ops)
 		s.clock.Look(s.rules.Now, late.Taken, late.Left)
 		switch {
-		case len(ops) > 0 || len(s.undecided.deferred) > 0:
+		case len(ops) > 0 || deferred:
 			return true
 		case refused != nil && len(s.undecided.large.All()) == 0:
 			return false
@@ -192,7 +184,6 @@ func (s *shard) gather() bool {
 	}
 }
 
-// due reports whether a deadline has passed.
 func (s *shard) due() bool {
 	if s.holdsBack() && s.space.Recheck <= s.rules.Uptime {
 		return true
@@ -203,8 +194,7 @@ func (s *shard) due() bool {
 // wallCheck bounds the sleep towards a time of the wall clock, which may be set meanwhile.
 const wallCheck = uint64(time.Minute / time.Millisecond)
 
-// sleep waits for an operation or for the next deadline. Without deadlines
-// nothing wakes it but an operation.
+// sleep waits for an operation or for the next deadline, if there is one.
 func (s *shard) sleep() {
 	wait := uint64(engine.Never)
 	uptime, now, wall := s.rules.NextDue()
@@ -266,9 +256,10 @@ func (s *shard) fail(cause error) {
 		outcome = refusal
 	}
 	s.release(outcome)
-	for _, op := range s.undecided.taken[s.undecided.cursor:] {
+	for _, op := range slices.Concat(s.undecided.Taken(), s.undecided.batched()) {
 		refuse(op, refusal)
 	}
+	s.undecided.batches = nil
 	late, _, _ := s.inbox.Take(nil, false)
 	for _, op := range late {
 		refuse(op, refusal)
@@ -276,7 +267,6 @@ func (s *shard) fail(cause error) {
 	s.dismiss(refusal)
 }
 
-// dismiss refuses all waiting operations.
 func (s *shard) dismiss(reason error) {
 	for _, op := range s.waiting() {
 		op.settle(reason)
@@ -287,7 +277,7 @@ func (s *shard) dismiss(reason error) {
 	for _, op := range s.undecided.large.All() {
 		refuse(op, reason)
 	}
-	for _, op := range append(s.undecided.deferred, s.undecided.parked...) {
+	for _, op := range slices.Concat(s.undecided.Waiting(), s.undecided.batched()) {
 		refuse(op, reason)
 	}
 	s.permits.Close(reason)
@@ -298,10 +288,9 @@ func (s *shard) dismiss(reason error) {
 	s.claims.Close(local, reason)
 }
 
-// crash ends a shard after a panic of its owner, at any point.
 func (s *shard) crash(cause error) {
 	s.panicked = true
-	inHand := append(slices.Clone(s.undecided.retrying), s.undecided.deciding, s.callers.waking)
+	inHand := append(s.undecided.InHand(), s.callers.waking)
 	s.collectServed()
 	var taken *claimOp
 	if c := s.claims.Serving(); c != nil {
@@ -312,19 +301,11 @@ func (s *shard) crash(cause error) {
 	contain(s.opts.log, "end of shard", fail, func(error) { contain(s.opts.log, "end of shard", fail, nil) })
 }
 
-// rescue answers the callers of operations that the owner had in its hands when it panicked. All
-// other callers are in one of the lists of the shard, and answered by fail.
+// rescue answers callers of operations in the owner's hands when it panicked; fail answers others.
 func (s *shard) rescue(inHand []operation, taken *claimOp, cause error) {
 	listed := make(map[operation]bool)
 	u := &s.undecided
-	for _, ops := range [...][]operation{
-		s.callers.settled, s.callers.answered, u.deferred, u.parked, u.taken[u.cursor:],
-	} {
-		for _, op := range ops {
-			listed[op] = true
-		}
-	}
-	for _, op := range s.waiting() {
+	for _, op := range slices.Concat(s.callers.settled, s.callers.answered, u.Waiting(), u.Taken(), u.batched(), s.waiting()) {
 		listed[op] = true
 	}
 	outcome := fmt.Errorf("%w: shard %d: %w", ErrUncertain, s.index, cause)
@@ -348,7 +329,7 @@ func (s *shard) tick() {
 	at := s.inbox.Now()
 	to := &s.start
 	to.Now = s.clock.Tick(at, !s.rules.HasRoom(engine.RoomScarce))
-	to.Uptime, to.Wall, to.Reap = at, wallMillis(s.opts), s.clock.Reapable(s.undecided.cursor < len(s.undecided.taken))
+	to.Uptime, to.Wall, to.Reap = at, wallMillis(s.opts), s.clock.Reapable(s.undecided.HasTaken())
 	if to.Format = manifest.Format; s.node != nil {
 		to.Format, to.Ahead = s.replica.group.Format(), s.replica.group.LeaderAhead(to.Wall)
 	}
@@ -358,14 +339,12 @@ func (s *shard) tick() {
 func wallMillis(o *Options) uint64 { return uint64(max(o.private.Wall().UnixMilli(), 0)) }
 
 // An operation without room on the disk is refused before any of its writes: a store that cannot
-// write its log fails until it is opened again. Memory and the log have room for the group under
-// way, the log because of a reserve (failstop). No other group begins until Pebble, which tries
-// again several times a second, has written the table, and the reserve exists again.
+// write its log fails. Memory, and the log by a reserve (failstop), have room for the group under
+// way; the next one waits until Pebble, which tries again, has written the table.
 //
 // Invariant: while the room is RoomNone or RoomEmpty, the owner's clock stands still, since workers
 // cannot extend their leases, and can end few of them.
 
-// look measures the free space if that is due.
 func (s *shard) look() {
 	d, before := &s.space, s.start.Room
 	room, looked := d.Look(s.start.Uptime, !s.hasSpace())
@@ -380,11 +359,9 @@ func (s *shard) look() {
 		s.opts.log.Warn("room on the disk", "shard", s.index, "free", d.Free(), "level", room.String())
 	}
 	if room < before {
-		s.undecided.deferred = append(s.undecided.deferred, s.undecided.parked...)
-		clear(s.undecided.parked)
-		s.undecided.parked = s.undecided.parked[:0]
+		s.undecided.Unpark()
 	}
-	s.undecided.parked = slices.DeleteFunc(s.undecided.parked, func(op operation) bool {
+	s.undecided.DropParked(func(op operation) bool {
 		w, ok := op.(roomWaiter)
 		gone := ok && !w.WaitsForRoom()
 		if gone {
@@ -397,7 +374,6 @@ func (s *shard) look() {
 	}
 }
 
-// hasSpace reports whether the stores of a group can write their tables and logs.
 func (s *shard) hasSpace() bool {
 	return s.rules.Store.HasSpace() && (s.node == nil || s.node.HasSpace())
 }
@@ -414,7 +390,7 @@ func (s *shard) parkOrRefuse(op operation) {
 		return
 	}
 	if w, ok := op.(roomWaiter); op.verb().is(waitsRoom) || ok && w.WaitsForRoom() {
-		s.undecided.parked = append(s.undecided.parked, op)
+		s.undecided.Park(op)
 		return
 	}
 	refuse(op, s.space.Refusal(s.index))

@@ -29,18 +29,12 @@ func (c Counts) Total() uint64 {
 	return c.Ready + c.Scheduled + c.Blocked + c.Leased + c.Dead + c.Done + c.Canceled
 }
 
-// Stats returns, by name, the counts of every queue that has settings, or tasks in any state; a
-// queue without tasks may be missing. The counts are exact: those of one queue in one shard are of
-// the same moment, and so are those of all queues in a shard if there are fewer than four thousand.
-// The cost is that of copying them, and does not grow with the number of tasks; other calls go on
-// meanwhile.
+// Stats returns, by name, the counts of every queue that has settings, or tasks in any state. They
+// are exact and linearizable: they include the changes of every call that returned before. Shards
+// are counted in turn, each queue of a shard at one moment, or all if there are less than four
+// thousand. The cost does not grow with the number of tasks; other calls go on meanwhile.
 //
-// The counts are linearizable, with and without a cluster: they include the changes of every call
-// that returned before Stats began. Shards are counted one after the other, each at a moment of its
-// own.
-//
-// Errors: [ErrInvalid], [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed],
-// and that of ctx.
+// Errors: [ErrInvalid] and the others of reads (see [Queue]), and that of ctx.
 func (q *Queue) Stats(ctx context.Context) (_ map[string]Counts, err error) {
 	defer public(&err)
 	if ctx, err = q.begin(ctx); err != nil {
@@ -50,43 +44,32 @@ func (q *Queue) Stats(ctx context.Context) (_ map[string]Counts, err error) {
 	for i := range q.replicas {
 		part := new(call.Stats)
 		op := rule(callStats, part)
-		for part.More = true; part.More; {
-			part.Next()
-			if err := q.ask(ctx, i, op); err != nil {
-				return nil, err
-			}
+		if err := part.All(func() error { return q.ask(ctx, i, op) }, func(counts []engine.QueueCounts) {
 			if sum == nil {
 				sum = make(map[string]Counts, part.Queues)
 			}
-			for _, qc := range part.Counts {
-				sum[qc.Queue] = addCounts(sum[qc.Queue], qc.Counts)
+			for _, qc := range counts {
+				qc.Counts.Add(keys.Counts(sum[qc.Queue]))
+				sum[qc.Queue] = Counts(qc.Counts)
 			}
+		}); err != nil {
+			return nil, err
 		}
 	}
 	return sum, nil
 }
 
-func addCounts(to Counts, c keys.Counts) Counts {
-	c.Add(keys.Counts(to))
-	return Counts(c)
-}
-
 // QueueInfo is what [Queue.Info] says of a queue.
 type QueueInfo struct {
-	Queue  string
-	Counts Counts
-	// OldestReady is since when the oldest [Ready] task waits ([TaskInfo.At]); zero: none is.
-	OldestReady time.Time `json:",omitzero"`
-	// Held is how many handlers of [Queue.Run] go on after the ends of their leases, and hold
-	// places of limits and turns of groups ([Queue.Cancel]). [WorkerInfo.Hung] tells which they
-	// are.
-	Held     int `json:",omitzero"`
-	Totals   Totals
-	Settings Settings `json:",omitzero"`
+	Queue       string
+	Counts      Counts
+	OldestReady time.Time `json:",omitzero"` // since when the oldest [Ready] task waits ([TaskInfo.At]); zero: none is
+	Held        int       `json:",omitzero"` // handlers of [Queue.Run] that hold limits and turns after their leases ([Queue.Cancel])
+	Totals      Totals
+	Settings    Settings `json:",omitzero"`
 }
 
-// Totals counts the changes of a queue's tasks that have an [Event]. A task that is produced again,
-// such as a dead letter that is redriven, is not counted as Produced.
+// Totals counts the changes of a queue's tasks that have an [Event]: a redrive is no new Produced.
 type Totals struct {
 	Produced  uint64
 	Claimed   uint64 // leases, also by [Queue.Run]
@@ -94,6 +77,7 @@ type Totals struct {
 	Retried   uint64 // failed attempts that another one follows
 	Expired   uint64 // leases
 	Released  uint64 // leases that ended without an attempt
+	Unhandled uint64 // leases that ended since their Run has no handler of the kind ([HandleKind])
 	Dead      uint64 // tasks that became dead letters
 	Canceled  uint64
 }
@@ -108,25 +92,17 @@ type DayTotals struct {
 }
 
 // Info describes every queue that has settings, tasks in any state, or handlers that hold places
-// ([QueueInfo.Held]), in the order of their names. A queue that has become empty is still in it for
-// an hour, unless thousands of others have become empty after it, or the queue was opened, or
-// another node became the leader of a shard, meanwhile. See [Queue.TotalsByDay] for the totals of a
-// queue that is not in it.
+// ([QueueInfo.Held]), in the order of their names. A queue that has become empty stays for an hour,
+// unless thousands have followed, or the queue was opened, or a shard got another leader;
+// [Queue.TotalsByDay] has the totals of any. The numbers are exact, and linearizable like those of
+// [Queue.Stats]; those of one queue in one shard are of the same moment, except OldestReady of a
+// queue with thousands of lanes (a queue, tenant and priority). The totals are of all time; those
+// of an empty queue without settings are forgotten after [TotalsDays] without a change.
 //
-// All numbers are exact. The totals are of all time, and stored with the tasks: they survive all
-// that the tasks survive. Those of a queue that has no tasks and no settings are forgotten when
-// nothing has happened in it for [TotalsDays].
+// Info is cheap: it costs some hundred nanoseconds for each queue and shard, and for each lane with
+// ready tasks; the first after [Open] reads where these begin. Other calls go on meanwhile.
 //
-// Info is meant to be called often: it costs some hundred nanoseconds for each queue and shard, and
-// for each combination of queue, tenant and priority that has ready tasks, and no more for many
-// tasks; other calls go on meanwhile, since a shard's owner visits about a thousand of them at a
-// time. After [Open], the first Info reads where the ready tasks of each combination begin.
-//
-// Like those of [Queue.Stats], the numbers are linearizable, and those of one queue in one shard
-// are of the same moment; only OldestReady of a queue with thousands of combinations is not.
-//
-// Errors: [ErrInvalid], [ErrCorrupt], [ErrUncertain] and [ErrNotLeader] (in a cluster),
-// [ErrFailed], [ErrClosed], and that of ctx.
+// Errors: [ErrInvalid] and the others of reads (see [Queue]), and that of ctx.
 func (q *Queue) Info(ctx context.Context) (_ []QueueInfo, err error) {
 	defer public(&err)
 	if ctx, err = q.begin(ctx); err != nil {
@@ -136,31 +112,18 @@ func (q *Queue) Info(ctx context.Context) (_ []QueueInfo, err error) {
 	for i := range q.replicas {
 		part := &call.Info{Settings: i == 0} // shard 0 has the newest settings
 		op := rule(callInfo, part)
-		for part.More = true; part.More; {
-			part.Next()
-			if err := q.ask(ctx, i, op); err != nil {
-				return nil, err
-			}
-			all.Add(i, part.Infos)
+		if err := all.Gather(i, part, func() error { return q.ask(ctx, i, op) }); err != nil {
+			return nil, err
 		}
 	}
 	for i := range q.replicas {
-		for names := all.Unseen(i); len(names) > 0; {
-			part := &call.Totals{Names: names[:min(infoNames, len(names))]}
-			if err := q.ask(ctx, i, rule(callTotals, part)); err != nil {
-				return nil, err
-			}
-			all.Add(i, part.Infos)
-			names = names[len(part.Infos):]
+		if err := all.Complete(i, func(part *call.Totals) error { return q.ask(ctx, i, rule(callTotals, part)) }); err != nil {
+			return nil, err
 		}
 	}
 	return queueInfos(all)
 }
 
-// infoNames is the number of queues in one question to a shard.
-const infoNames = 1024
-
-// queueInfos converts the shards' numbers of queues, in the order of their names.
 func queueInfos(sum *call.InfoSum) ([]QueueInfo, error) {
 	infos := make([]QueueInfo, len(sum.Queues))
 	for i, of := range sum.Sorted() {
@@ -174,13 +137,12 @@ func queueInfos(sum *call.InfoSum) ([]QueueInfo, error) {
 			if err != nil {
 				return nil, translated(err)
 			}
-			infos[i].Settings = Settings(*c.Settings)
+			infos[i].Settings = settingsOf(c.Settings)
 		}
 	}
 	return infos, nil
 }
 
-// add adds the totals of a shard.
 func (t *Totals) add(n *keys.Totals) {
 	for kind, to := range [...]*uint64{
 		EventProduced: &t.Produced, EventClaimed: &t.Claimed, EventCompleted: &t.Completed, EventRetried: &t.Retried,
@@ -190,17 +152,14 @@ func (t *Totals) add(n *keys.Totals) {
 			*to += n[kind-1]
 		}
 	}
+	t.Unhandled += n[keys.Unhandled]
 }
 
 // TotalsByDay returns the totals of a queue for each of the last [TotalsDays] that has any, in
-// order. Days are those of UTC, by the clock that orders the tasks of a shard: after the wall clock
-// was set back, the day goes on. The owner of each shard reads at most one small record for each
-// day.
+// order; none for an unknown queue. Days are those of UTC by the shard's clock, which never goes
+// back. It reads a small record for each day, and is linearizable.
 //
-// It is linearizable, as [Queue.Info] is, and returns none for a queue that it does not know.
-//
-// Errors: [ErrInvalid], [ErrCorrupt], [ErrUncertain] and [ErrNotLeader] (in a cluster),
-// [ErrFailed], [ErrClosed], and that of ctx.
+// Errors: [ErrInvalid] and the others of reads (see [Queue]), and that of ctx.
 func (q *Queue) TotalsByDay(ctx context.Context, queue string) (_ []DayTotals, err error) {
 	defer public(&err)
 	if ctx, err = q.beginOn(ctx, queue); err != nil {
@@ -225,65 +184,46 @@ func (q *Queue) TotalsByDay(ctx context.Context, queue string) (_ []DayTotals, e
 // StorageStats describes the stores of one process, and their disk, for dashboards and alarms.
 type StorageStats struct {
 	Shards []ShardStorage // by the number of the shard
-	// CacheBytes is the memory used by the block cache that the shards share. CacheHits and
-	// CacheMisses are how many blocks were found in it, or were not, since [Open].
+	// CacheBytes is the shards' common block cache; CacheHits and CacheMisses count since [Open].
 	CacheBytes, CacheHits, CacheMisses int64
-	// FreeBytes is how much space is free on the disk of the directory; -1: the file system does
-	// not say. MinFreeBytes is [Options.MinFreeBytes] as it is in force; 0: there is no limit, or
-	// nothing is written, as for a [Reader].
+	// FreeBytes is the free space on the disk; -1: the file system does not say. MinFreeBytes is
+	// [Options.MinFreeBytes] in force; 0: no limit, or nothing is written, as for a [Reader].
 	FreeBytes, MinFreeBytes int64
 }
 
 // ShardStorage describes the store of one shard: a log, and tables sorted by key, which compactions
 // merge. Counters begin at 0 when the queue is opened.
 type ShardStorage struct {
-	// LastError is why the other fields are zero: in a cluster, the store could not be opened again
-	// after a snapshot.
-	LastError string `json:",omitzero"`
-	// DiskBytes is the size of its files: tables, log, and files that are about to be deleted. In a
-	// cluster the logs of Raft are not included.
-	DiskBytes int64
-	// Tables and TableBytes are the number and size of the tables in use.
-	Tables     int
-	TableBytes int64
-	// DeadBytes is an estimate of how much of TableBytes belongs to deleted records. It is freed on
-	// the disk within some 30 s, except some 8 MiB and a sixteenth of TableBytes. Only deletions
-	// that are in a table count; those of the last seconds may not be.
+	LastError  string `json:",omitzero"` // why the rest is zero: the store could not be reopened after a snapshot of a cluster
+	DiskBytes  int64  // of tables, log, and files about to be deleted, without the logs of Raft
+	Tables     int    // in use
+	TableBytes int64  // their size
+	// DeadBytes estimates how much of TableBytes is deleted records, without the last seconds. It
+	// is freed within some 30 s, except some 8 MiB and a sixteenth of TableBytes.
 	DeadBytes int64
-	// LinkedBytes is how much of TableBytes is in files that have other links, such as those of a
-	// [Queue.Checkpoint] on the same file system: their space is freed when the last link is
-	// removed. 0 where that is not known.
-	LinkedBytes int64
-	// L0Tables is how many tables no compaction has merged yet. Commits wait while more than 24 of
-	// them overlap.
-	L0Tables int
-	// ReadAmp is how many tables a read may have to search at the most.
-	ReadAmp int
-	// CompactionDebt is an estimate of the bytes that compactions still have to process.
-	CompactionDebt int64
-	// MemTableBytes is the memory used for records that are in no table yet.
-	MemTableBytes int64
-	// LogBytes is how much of the log is in no table yet, so that [Open] would read it; 0 in a
-	// cluster, where Raft keeps the log.
-	LogBytes int64
+	// LinkedBytes is how much of TableBytes is in files with other links, as of a
+	// [Queue.Checkpoint], and is freed with the last link; 0 if unknown.
+	LinkedBytes    int64
+	L0Tables       int   // that no compaction has merged yet; commits wait while more than 24 overlap
+	ReadAmp        int   // how many tables a read may have to search at the most
+	CompactionDebt int64 // an estimate of the bytes that compactions still have to process
+	MemTableBytes  int64 // the memory used for records that are in no table yet
+	LogBytes       int64 // how much of the log is in no table yet, so that [Open] would read it; 0 in a cluster
 
-	// Flushes counts flushes of memory to a table, Compactions compactions of tables, so far.
-	Flushes, Compactions int64
-	// LoggedBytes, FlushedBytes and CompactedBytes are the bytes written to the log, by flushes and
-	// by compactions so far. The sum, divided by LoggedBytes, is the write amplification.
+	Flushes, Compactions int64 // of memory to a table, and of tables, so far
+	// LoggedBytes, FlushedBytes and CompactedBytes are written to the log, by flushes and by
+	// compactions so far. Their sum, divided by LoggedBytes, is the write amplification.
 	LoggedBytes, FlushedBytes, CompactedBytes int64
 
-	// Upkeep is how long the work of the shard's owner has taken, one entry for each [UpkeepKind]
-	// in their order. An operation waits for at most its own group and the one before: see
-	// [UpkeepGroup]. In a cluster it is the work of this node as the shard's leader.
+	// Upkeep is the work of the shard's owner, by [UpkeepKind]; in a cluster as long as this node
+	// leads. An operation waits for at most its own group and the one before: see [UpkeepGroup].
 	Upkeep []UpkeepStats
 }
 
 // StorageStats describes the stores of this process, each shard as of a different moment; in a
-// cluster the replicas of this node, whichever node leads them. It takes some microseconds for each
-// shard and each table, and more for tables with deletions of ranges, which it reads. It disturbs
-// no other call, and waits a second at most for the file system to say how much is free. A shard
-// that has failed still has numbers; while a snapshot replaces its store, it has LastError only.
+// cluster the replicas of this node. It takes some microseconds for each shard and table, more for
+// tables with deletions of ranges, and waits a second at most for the file system; other calls go
+// on. A failed shard still has numbers; while a snapshot replaces its store, it has LastError only.
 //
 // Errors: [ErrClosed].
 func (q *Queue) StorageStats() (_ *StorageStats, err error) {
@@ -304,7 +244,6 @@ func (q *Queue) StorageStats() (_ *StorageStats, err error) {
 	return st, nil
 }
 
-// newStorageStats returns statistics of the disk, for those of the shards.
 func (q *Queue) newStorageStats(disk vfs.DiskUsage, err error) *StorageStats {
 	st := &StorageStats{Shards: make([]ShardStorage, len(q.replicas)), FreeBytes: -1}
 	if err == nil {
@@ -313,8 +252,7 @@ func (q *Queue) newStorageStats(disk vfs.DiskUsage, err error) *StorageStats {
 	return st
 }
 
-// storage fills in the statistics of the replica's store, and those of the cache that the stores
-// share.
+// storage fills in the statistics of the replica's store, and of the shared cache.
 func (r *replica) storage(all *StorageStats, s *ShardStorage) {
 	if !r.slot.Try(func(st *store.Store) {
 		m := st.Stats()
@@ -331,70 +269,45 @@ func (r *replica) storage(all *StorageStats, s *ShardStorage) {
 func (all *StorageStats) add(m *store.Stats, t *owner.UpkeepTable) ShardStorage {
 	all.CacheBytes, all.CacheHits, all.CacheMisses = m.BlockCache.Size, m.BlockCache.Hits, m.BlockCache.Misses
 	s := ShardStorage{
-		DiskBytes:      m.DiskBytes,
-		DeadBytes:      m.DeadBytes,
-		LinkedBytes:    m.LinkedBytes,
-		L0Tables:       int(m.Levels[0].TablesCount),
-		ReadAmp:        m.ReadAmp(),
-		CompactionDebt: int64(m.Compact.EstimatedDebt),
-		MemTableBytes:  int64(m.MemTable.Size),
-		LogBytes:       int64(m.WAL.Size),
-		Flushes:        m.Flush.Count,
-		Compactions:    m.Compact.Count,
-		LoggedBytes:    int64(m.WAL.BytesWritten),
-		Upkeep:         upkeepStats(t),
+		DiskBytes: m.DiskBytes, DeadBytes: m.DeadBytes, LinkedBytes: m.LinkedBytes,
+		L0Tables: int(m.Levels[0].TablesCount), ReadAmp: m.ReadAmp(), CompactionDebt: int64(m.Compact.EstimatedDebt),
+		MemTableBytes: int64(m.MemTable.Size), LogBytes: int64(m.WAL.Size), LoggedBytes: int64(m.WAL.BytesWritten),
+		Flushes: m.Flush.Count, Compactions: m.Compact.Count, Upkeep: upkeepStats(t),
 	}
 	s.Tables, s.TableBytes, s.FlushedBytes, s.CompactedBytes = m.Tables()
 	return s
 }
 
-// ProcessInfo is one process's view of a queue, without a call of another node: the source of its
-// metrics.
+// ProcessInfo is one process's view of a queue: the source of its metrics.
 type ProcessInfo struct {
-	Node string `json:",omitzero"` // in a cluster, its name
-	// Shards are all of the queue, by their numbers, whether this process leads them or not.
-	Shards []ShardInfo
-	// Stalled is for how long the log of a node, or the manifest, is stalled
-	// ([Options.StallAfter]); 0: it is not.
-	Stalled time.Duration `json:",omitzero"`
-	// Workers are the calls of [Queue.Run] of this process, as [Queue.Workers] lists them.
-	Workers []WorkerInfo
-	// EventsLost is how many events the subscriptions of this process have lost (see
-	// [Subscription.Lost]), those that have ended included.
-	EventsLost uint64
-	// Crashed is how many tasks have come back to this process since theirs had died ([Queue.Run]),
-	// and Suspects how many suspects have started slowly and are at work, for less than
-	// [Options.SuspectFor].
+	Node       string        `json:",omitzero"` // in a cluster, its name
+	Shards     []ShardInfo   // all of the queue, by their numbers, whether this process leads them or not
+	Stalled    time.Duration `json:",omitzero"` // how long the log of a node, or the manifest, is stalled ([Options.StallAfter])
+	Workers    []WorkerInfo  // the calls of [Queue.Run] of this process, as [Queue.Workers] lists them
+	EventsLost uint64        // by subscriptions ([Subscription.Lost]), ended ones included
+	// Crashed is how many tasks have come back since their process had died ([Queue.Run]), Suspects
+	// how many have started slowly and are at work, for less than [Options.SuspectFor].
 	Crashed  uint64
 	Suspects int
+	Stuck    uint64 // handlers that have gone on after their Timeout; see [RunOptions].ReplaceStuck
 }
 
 // ShardInfo is a process's view of one shard.
 type ShardInfo struct {
 	// Leads is whether this process leads the shard, as it does always without a cluster, and its
 	// owner has answered; else the fields below LastError are zero.
-	Leads bool
-	// LastError is why the shard does not answer: it has failed, or ctx has ended before.
-	LastError string `json:",omitzero"`
-	// Stalled is as [ProcessInfo.Stalled], of the store that the process has of the shard.
-	Stalled time.Duration `json:",omitzero"`
-	// Inbox is how many operations wait for the owner.
-	Inbox int
-	// NextTick is the next tick of any of the shard's schedules; zero: there is none. Once it is
-	// past, the tick is late.
-	NextTick time.Time `json:",omitzero"`
-	// Queues are those of [Queue.Info], ordered by name, with the numbers of this shard: without
-	// [QueueInfo.Settings], and without the totals of a queue that this shard does not show.
-	Queues []QueueInfo
+	Leads     bool
+	LastError string        `json:",omitzero"` // why the shard does not answer: it has failed, or ctx has ended before
+	Stalled   time.Duration `json:",omitzero"` // as [ProcessInfo.Stalled], of the store of the shard
+	Inbox     int           // how many operations wait for the owner
+	NextTick  time.Time     `json:",omitzero"` // of any of the shard's schedules; zero: none; past: the tick is late
+	Queues    []QueueInfo   // as of [Queue.Info], in this shard, without Settings; Totals only of queues that it shows
 }
 
 // ProcessInfo returns this process's view, without a call of another node. In a cluster, the sum
-// over all nodes counts each task once, as long as each shard has one leader: tasks of a shard
-// without a leader are missing, and those of one that gets another leader between the calls may be
-// missing or counted twice.
-//
-// Each shard that this process leads is asked, all at the same time, as by [Queue.Info]; see there
-// for the cost. One that does not answer until ctx ends is in the result with an error.
+// over all nodes counts each task once, but tasks of a shard without a leader are missing, and
+// those of one that changes its leader may be missing or twice. The shards that it leads are asked
+// at once, at the cost of [Queue.Info]; without an answer until ctx ends, one has LastError.
 //
 // Errors: [ErrInvalid], [ErrClosed], and that of ctx if it has ended before.
 func (q *Queue) ProcessInfo(ctx context.Context) (_ *ProcessInfo, err error) {
@@ -408,6 +321,7 @@ func (q *Queue) ProcessInfo(ctx context.Context) (_ *ProcessInfo, err error) {
 		p.Node = q.node.Self().Node
 	}
 	p.Crashed, p.Suspects = q.slow.Counts()
+	p.Stuck = q.stuck.Load()
 	p.Stalled = q.disk.Part(cluster.LogPart).Stalled()
 	err = q.inParallel("information of a shard", len(q.replicas), func(i int) error {
 		of := &p.Shards[i]
@@ -426,10 +340,9 @@ func (q *Queue) ProcessInfo(ctx context.Context) (_ *ProcessInfo, err error) {
 	return p, nil
 }
 
-// Health returns nil if this process does its part, or why it does not: an operation on its files
-// does not return ([ErrStalled]), or a shard has failed ([ErrFailed]). It waits neither for the
-// disk nor for other nodes, and costs some hundred nanoseconds: it is meant for probes. See
-// [Queue.WaitReady] for whether calls find a leader.
+// Health returns nil if this process does its part, or why not: an operation on its files does not
+// return, or a shard has failed. It is for probes: it waits for nothing, and costs some hundred
+// nanoseconds. [Queue.WaitReady] tells whether calls find a leader.
 //
 // Errors: [ErrInvalid], [ErrStalled], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) Health(ctx context.Context) (err error) {
@@ -447,7 +360,6 @@ func (q *Queue) Health(ctx context.Context) (err error) {
 	return errors.Join(errs...)
 }
 
-// failure is why the shard has failed here; nil if it has not.
 func (r *replica) failure() error {
 	if r.node != nil {
 		return r.group.Failure()
@@ -458,7 +370,6 @@ func (r *replica) failure() error {
 	return nil
 }
 
-// info fills in the fields of a shard, if this process leads it.
 func (r *replica) info(ctx context.Context, of *ShardInfo) error {
 	s := r.lead.Load()
 	if s == nil {
@@ -473,16 +384,14 @@ func (r *replica) info(ctx context.Context, of *ShardInfo) error {
 	op := rule(callInfo, part)
 	limit := r.group.Limit(ctx)
 	defer limit.Free()
-	for part.More = true; part.More; {
-		part.Next()
+	if err := sum.Gather(0, &part.Info, func() error {
 		settled, err := s.do(ctx, op, op.base(), limit)
 		if !settled && ctx.Err() != nil {
 			return base.EndOf(ctx)
 		}
-		if err != nil {
-			return err
-		}
-		sum.Add(0, part.Infos)
+		return err
+	}); err != nil {
+		return err
 	}
 	queues, err := queueInfos(sum)
 	if err != nil {
@@ -506,12 +415,10 @@ func (p *processPart) Decide(s *engine.State) (engine.Verdict, error) {
 	return p.Info.Decide(s)
 }
 
-// UpkeepKind is a kind of work of a shard's owner, the one goroutine that decides everything in the
-// shard. While the owner does it, it serves no call.
+// UpkeepKind is a kind of work of a shard's owner, which serves no call meanwhile.
 type UpkeepKind uint8
 
-// The work of a group, in its order. UpkeepTrim to UpkeepTidy are done only while they are due, and
-// are bounded together.
+// The work of a group, in order. UpkeepTrim to UpkeepTidy happen when due, bounded together.
 const (
 	UpkeepRefill     UpkeepKind = iota // reads ready tasks into memory
 	UpkeepTrim                         // deletes the consumed parts of lanes by range
@@ -552,31 +459,27 @@ const upkeepBuckets = owner.UpkeepBuckets
 
 var _ [owner.MaxUpkeepKinds - endOfUpkeepKinds]struct{} // each kind has a place in a table
 
-// UpkeepStats describes the upkeep of one kind: how often it was done, how long that took, and how
-// much was done at once.
+// UpkeepStats describes the upkeep of one kind: how often, how long, and how much at once.
 type UpkeepStats struct {
-	Kind UpkeepKind
-	// Count is how many times there was something to do.
-	Count int64
-	// Total is how long all of them took together, Max the longest.
-	Total, Max time.Duration
+	Kind       UpkeepKind
+	Count      int64         // how many times there was something to do
+	Total, Max time.Duration // how long all of them took together, Max the longest
 	// MaxRecords is how many entries were read and written at once at the most, MaxBytes how many
-	// bytes were added to a commit, keys included. For [UpkeepCommit] they are those of the
-	// whole commit; for [UpkeepRelease], MaxRecords is the number of callers that it woke.
+	// bytes were added to a commit, keys included. Those of [UpkeepCommit] are of the whole commit;
+	// MaxRecords of [UpkeepRelease] is the callers that it woke.
 	MaxRecords, MaxBytes int64
-	// Buckets counts them by duration: Buckets[0] those of less than 1 us, Buckets[i] those
-	// from 2^(i-1) us to less than 2^i us, and the last one also all that took longer.
+	// Buckets counts them by duration: Buckets[0] below 1 us, Buckets[i] from 2^(i-1) us to less
+	// than 2^i us, and the last one also all that took longer.
 	Buckets [upkeepBuckets]int64
 }
 
-// Quantile returns a duration within which the fraction f of them ended, f from 0 to 1: the upper
-// end of a bucket, or Max if that is less. It is 0 if there were none.
+// Quantile returns a duration within which the fraction f, 0 to 1, of them ended: the upper end of
+// a bucket, or Max if that is less; 0 if there were none.
 func (s *UpkeepStats) Quantile(f float64) time.Duration {
 	st := owner.UpkeepStats{Count: s.Count, Longest: s.Max, Buckets: s.Buckets}
 	return st.Quantile(f)
 }
 
-// upkeepStats returns the numbers of a table, in the order of the kinds.
 func upkeepStats(t *owner.UpkeepTable) []UpkeepStats {
 	all := make([]UpkeepStats, endOfUpkeepKinds)
 	for kind := range all {

@@ -134,6 +134,49 @@ func TestStepsAreKept(t *testing.T) {
 	})
 }
 
+// TestRedriveFromStep: a redriven dead letter runs a step of a name, and those after it, again.
+func TestRedriveFromStep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := queuetest.OpenForRun(t, codeq.Options{MaxAttempts: 1, Retention: time.Hour})
+		var m codeq.Mux
+		var steps stepRecorder
+		var mended atomic.Bool
+		codeq.Handle(&m, "a", func(ctx context.Context, _ *codeq.Job[[]byte]) error {
+			if _, err := steps.step(ctx, "first"); err != nil {
+				return err
+			}
+			if _, err := codeq.WaitSignal[string](ctx, "go", time.Hour); err != nil {
+				return err
+			}
+			if _, err := steps.step(ctx, "last"); err != nil || mended.Load() {
+				return err
+			}
+			return errors.New("boom")
+		})
+		startRun(t, q, &m, codeq.RunOptions{})
+		id := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
+		require.NoError(t, q.Signal(t.Context(), id, "go", "now"))
+		synctest.Wait()
+		require.Equal(t, []string{"first", "go", "last"}, namesOf(queuetest.InfoOf(t, q, id)))
+		for _, name := range []string{"none", strings.Repeat("x", 129)} {
+			require.ErrorIs(t, q.RedriveDeadFrom(t.Context(), id, name), codeq.ErrInvalid)
+		}
+		require.Equal(t, codeq.Dead, queuetest.InfoOf(t, q, id).State)
+		mended.Store(true)
+		require.NoError(t, q.RedriveDeadFrom(t.Context(), id, "go"))
+		synctest.Wait()
+		require.Equal(t, codeq.Scheduled, queuetest.InfoOf(t, q, id).State, "it waits for the signal again")
+		require.NoError(t, q.Signal(t.Context(), id, "go", "again"))
+		synctest.Wait()
+		got := queuetest.InfoOf(t, q, id)
+		require.Equal(t, codeq.Done, got.State)
+		require.Equal(t, `"again"`, string(got.Steps[1].Result))
+		require.Equal(t, map[string]int{"first": 1, "last": 2}, steps.all())
+		require.NoError(t, queuetest.CheckAll(q))
+		require.ErrorIs(t, q.RedriveDeadFrom(t.Context(), id, "go"), codeq.ErrNotFound)
+	})
+}
+
 // TestSleepSuspends: a sleeping task uses no worker and no place of a limit, and its run counts as
 // no attempt.
 func TestSleepSuspends(t *testing.T) {
@@ -276,8 +319,12 @@ func TestStepsRefuse(t *testing.T) {
 				require.ErrorIs(t, err, codeq.ErrInvalid)
 				require.ErrorIs(t, codeq.Sleep(ctx, name, time.Hour), codeq.ErrInvalid)
 			}
-			_, err := codeq.Step(ctx, "outer", func(ctx context.Context) (int, error) { return codeq.Step(ctx, "inner", no) })
-			require.ErrorIs(t, err, codeq.ErrInvalid)
+			_, err := codeq.Step(ctx, "outer", func(ctx context.Context) (int, error) {
+				_, err := codeq.Step(ctx, "inner", no)
+				require.ErrorIs(t, err, codeq.ErrInvalid)
+				return 0, nil
+			})
+			require.NoError(t, err)
 			_, err = codeq.Step[int](ctx, "nil", nil)
 			require.ErrorIs(t, err, codeq.ErrInvalid)
 			for range 2 { // the error of a step is returned, and the step may run again
@@ -285,6 +332,9 @@ func TestStepsRefuse(t *testing.T) {
 				_, err = codeq.Step(ctx, "failing", func(context.Context) (int, error) { return 0, boom })
 				require.ErrorIs(t, err, boom)
 			}
+			_, err = codeq.Step(ctx, "another", no)
+			require.ErrorIs(t, err, codeq.ErrInvalid, "the next run would find it in the place of the failed one")
+			require.NotErrorIs(t, codeq.Sleep(ctx, "failing", time.Hour), codeq.ErrSuspended)
 			_, err = codeq.Step(ctx, "failing", no)
 			return err
 		})
@@ -293,7 +343,7 @@ func TestStepsRefuse(t *testing.T) {
 		synctest.Wait()
 		got := queuetest.InfoOf(t, q, id)
 		require.Equal(t, codeq.Done, got.State, got.LastError)
-		require.Equal(t, []string{"failing"}, namesOf(got))
+		require.Equal(t, []string{"outer", "failing"}, namesOf(got))
 	})
 }
 
@@ -475,8 +525,8 @@ func TestCanceledTaskBeginsNoStep(t *testing.T) {
 		var steps stepRecorder
 		codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
 			_, err := codeq.Step(ctx, "first", func(context.Context) (int, error) {
-				require.NoError(t, q.Cancel(ctx, j.ID))
-				synctest.Wait()
+				require.NoError(t, q.Cancel(t.Context(), j.ID)) // it ends ctx
+				<-ctx.Done()                                    // the handler has been told
 				return 1, nil
 			})
 			require.ErrorIs(t, err, codeq.ErrLeaseLost)

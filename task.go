@@ -22,38 +22,38 @@ const (
 // Forever is the retention of tasks that are kept without end.
 const Forever time.Duration = -1
 
-// Task is the input of a producer. Only Queue is required. Durations are stored in milliseconds,
-// rounded up.
+// Task is the input of a producer. Only Queue is required. Durations are rounded up to 1 ms.
 type Task struct {
 	// Queue is the name of the queue, which also selects the handler of [Queue.Run].
 	Queue string `json:",omitzero"`
+	// Kind selects, among the handlers of the queue, one by [HandleKind]. "": that by [Handle]. The
+	// limit is [Limits.Name].
+	Kind string `json:",omitzero"`
 	// Payload is the data for the worker. [Queue.Produce] copies it; the Payload of a [Lease]
 	// belongs to the worker.
-	Payload []byte `json:",omitempty"`
-	// Headers are small attributes of the task, such as a trace context.
-	Headers map[string]string `json:",omitempty"`
+	Payload []byte            `json:",omitempty"`
+	Headers map[string]string `json:",omitempty"` // small attributes, such as a trace context
 	// Priority is 0 to 9; 9 is claimed first.
 	Priority int `json:",omitzero"`
 	// Tenant is for fair sharing of a queue: claims take tasks of the same priority from the
 	// tenants in turn, over all shards ([Settings.TenantWeights]).
 	Tenant string `json:",omitzero"`
 	// MaxAttempts is how often the task is tried before it becomes a dead letter. Crashes of its
-	// process ([Queue.Run]) may add up to ten times as many tries. 0: [Options.MaxAttempts].
+	// process ([Queue.Run]) may add up to ten times as many tries. 0: by [Policy].
 	MaxAttempts int `json:",omitzero"`
 	// RunAt is when the task becomes ready. Zero or past: at once.
 	RunAt time.Time `json:",omitzero"`
 	// LeaseFor is how long each lease of this task lasts. 0: as the claim says. [Queue.Run] renews
 	// its leases itself and ignores it.
 	LeaseFor time.Duration `json:",omitzero"`
-	// Timeout bounds one run of the handler: [Queue.Run] cancels its context after it. 0: no bound.
-	// If the handler goes on for as long again, or a second, its attempt counts, though its task is
-	// given back or its process dies; [RunOptions.OnError], the log and [Queue.Workers] report it.
+	// Timeout bounds one run of the handler: [Queue.Run] cancels its context after it. 0: by
+	// [Policy]. If the handler goes on for as long again, or a second, its attempt counts, though
+	// its task is given back or its process dies: see [RunOptions.OnError] and [Queue.Workers].
 	Timeout time.Duration `json:",omitzero"`
 	// Retention is how long the task is kept with its result after it was completed or canceled. It
 	// is kept at least so long, and until the last task that waited for it (After) has ended; then
 	// it is deleted within an eighth of Retention, or within a second if that is longer, by the
-	// clock of [Backoff]. 0: [Settings.Retention] of the queue, or else [Options.Retention];
-	// [Forever]: without end.
+	// clock of [Backoff]. 0: by [Policy]; [Forever]: without end.
 	Retention time.Duration `json:",omitzero"`
 
 	// Unique prevents a second task with the same idempotency key.
@@ -74,12 +74,10 @@ type Task struct {
 	// if one does not exist. [Nth] refers to tasks of the same batch. When the call that produces
 	// the task has returned, all parents have noted it, even if they end at once; parents in other
 	// shards note the task of a tick, or of a handler's output, a moment after it appears.
-	// [Queue.Get] returns the results of parents that have a Retention. Such a parent is kept until
-	// its Retention has passed and this task has been completed, canceled or purged. If this task
-	// becomes a dead letter, the parents are kept as long as the dead letter; if
-	// [Settings.DeadRetention] limits that time, a redrive of the task does not make it longer. A
-	// moment may pass between the return of the call that completes the last parent and the time
-	// when this task is ready.
+	// [Job].Parents returns the results of parents that have a Retention. Such a parent is kept
+	// until its Retention has passed and this task has been completed, canceled or purged, or, as a
+	// dead letter, deleted; if [Settings.DeadRetention] limits that time, a redrive makes it no
+	// longer. This task is ready a moment after the call that completes the last parent.
 	After []ID `json:",omitempty"`
 	// OnDead is what happens to the task when one of After becomes a dead letter.
 	OnDead OnDead `json:",omitzero"`
@@ -142,9 +140,8 @@ func (m *OnMissing) UnmarshalText(b []byte) error { return onMissings.Unmarshal(
 // MaxParents is the largest number of parents of a task.
 const MaxParents = 10_000
 
-// Nth returns an ID that refers, in [Task.After], to the i-th task (from 0) of the same batch: of a
-// [Queue.ProduceBatch], or of the follow-ups of a completion. That task must come before the one
-// that waits for it.
+// Nth refers, in [Task.After], to the i-th task (from 0) of the same [Queue.ProduceBatch], or of
+// the follow-ups of the same completion: it must come before the task that waits for it.
 func Nth(i int) ID { return keys.Nth(i) }
 
 // State is the state of a task.
@@ -182,11 +179,9 @@ type ClaimRequest struct {
 	// Weights, unless it is empty, makes the order random for each claim: a queue comes first with
 	// a probability in proportion to its weight, 1 to 65,536. Queues that it does not name have
 	// weight 1; it must not name others.
-	Weights map[string]int
-	// LeaseFor is how long the lease lasts. 0: [Options.LeaseFor].
-	LeaseFor time.Duration
-	// Max is how many tasks [Queue.ClaimBatch] takes at the most. 0: 1. [Queue.Claim] ignores it.
-	Max int
+	Weights  map[string]int
+	LeaseFor time.Duration // how long the lease lasts. 0: [Options.LeaseFor]
+	Max      int           // how many tasks [Queue.ClaimBatch] takes at the most, and not [Queue.Claim]. 0: 1
 	// Local binds the lease to this process, as [Queue.Run] does. [Queue.Extend] writes nothing. If
 	// the process dies, the task comes back at the next [Open], as those of Run do, and if it
 	// closes the queue, without counting the attempt; neither waits until the lease expires. So it
@@ -198,29 +193,32 @@ type ClaimRequest struct {
 	// [RunOptions.Name]. Up to 128 bytes. In a cluster, of claims that wait for tasks of other
 	// nodes, those beyond 64 different names may get none. "": no name.
 	Worker string
-	// NoWait returns [ErrEmpty] instead of waiting for a task.
-	NoWait bool
+	NoWait bool // return [ErrEmpty] instead of waiting for a task
 }
 
-// Backoff determines the wait between two attempts: Base after the first attempt, multiplied by
-// Factor for each further one, at most Max, then varied by Jitter. Like retentions and the For of
+// Backoff determines the wait between two attempts: Base after the first attempt, for each further
+// one multiplied by Factor, and Step more, at most Max, then varied by Jitter. So it grows
+// exponentially, linearly with a Step, or not at all with Factor 1. Like retentions and the For of
 // [Unique], the wait is by a clock of the shard, which follows the wall clock and never goes back:
 // it ends earlier if the wall clock is set forward, and not later if it is set back, or if it was
 // wrong in an earlier process, than its length after [Open] (in a cluster, after the shard has got
 // its leader). [TaskInfo.At] tells when that is by the wall clock.
 type Backoff struct {
-	Base   time.Duration // after the first attempt. Default: 1 s
-	Max    time.Duration // Default: 1 h
-	Factor float64       // at least 1. Default: 2
+	Base   time.Duration `json:",omitzero"` // after the first attempt. Default: 1 s
+	Max    time.Duration `json:",omitzero"` // Default: 1 h
+	Factor float64       `json:",omitzero"` // at least 1. Default: 2, with a Step 1
+	Step   time.Duration `json:",omitzero"` // added for each attempt after the first. Default: 0
 	// Jitter is the random part of the wait: the wait is drawn uniformly from [1-Jitter, 1+Jitter]
 	// times its length. At most 1; default 0.2, negative for none.
-	Jitter float64
+	Jitter float64 `json:",omitzero"`
 }
 
-// Delay returns the wait after the given attempt (1 is the first). chance is a random number in [0,
-// 1) that decides the jitter.
+// Delay returns the wait after the given attempt (1 is the first), with the defaults of b. chance,
+// a random number in [0, 1), decides the jitter.
 func (b Backoff) Delay(attempt int, chance float64) time.Duration {
-	return (*base.Backoff)(&b).Delay(attempt, chance)
+	of := (*base.Backoff)(&b)
+	of.SetDefaults()
+	return of.Delay(attempt, chance)
 }
 
 // check refuses a task that exceeds the limits, or waits for one of its batch that does not come
@@ -231,6 +229,9 @@ func (t *Task) check(l *Limits, index int) error {
 	}
 	if t.Queue == "" {
 		return &InvalidError{"Task.Queue", `""`, "a name"}
+	}
+	if err := checkNewName("Task.Kind", t.Kind, l.Name); err != nil {
+		return err
 	}
 	if err := checkNewName("Task.Tenant", t.Tenant, l.Name); err != nil {
 		return err
@@ -301,7 +302,7 @@ func (t *Task) check(l *Limits, index int) error {
 // isPlain reports whether a task has no more than a lane and a payload, as most tasks.
 func (t *Task) isPlain() bool {
 	return t.RunAt.IsZero() && len(t.Headers) == 0 && t.MaxAttempts == 0 && t.LeaseFor == 0 && t.Timeout == 0 &&
-		t.Retention == 0 && !t.tied()
+		t.Retention == 0 && t.Kind == "" && !t.tied()
 }
 
 // tied reports whether the task is bound to others.
@@ -314,7 +315,7 @@ func (t *Task) fill(r *record.Record) {
 	r.MaxAttempts, r.RunAt = uint32(t.MaxAttempts), runAtMillis(t.RunAt)
 	r.Lease, r.Timeout = record.Millis(t.LeaseFor), record.Millis(t.Timeout)
 	r.Retention = record.Retention(t.Retention)
-	r.Headers, r.Payload = t.Headers, t.Payload
+	r.Kind, r.Headers, r.Payload = t.Kind, t.Headers, t.Payload
 	if t.tied() {
 		t.tie(r)
 	}
@@ -326,7 +327,7 @@ func (t *Task) tie(r *record.Record) {
 	r.Group, r.GroupKey = t.groupScope(), t.Group
 	if t.Unique.Key != "" {
 		r.Unique, r.UniqueKey = t.uniqueHash(), t.Unique.Key
-		r.UniqueFor, r.Flags = record.Millis(t.Unique.For), t.Unique.flags()
+		r.UniqueFor, r.MaxWait, r.Flags = record.Millis(t.Unique.For), record.Millis(t.Unique.MaxWait), t.Unique.flags()
 	}
 	for _, id := range t.After {
 		r.Parents = append(r.Parents, id)
@@ -347,6 +348,7 @@ func runAtMillis(t time.Time) uint64 {
 func task(l engine.LaneKey, r *record.Record) Task {
 	t := Task{
 		Queue:       l.Queue,
+		Kind:        r.Kind,
 		Tenant:      l.Tenant,
 		Priority:    int(l.Priority),
 		Payload:     r.Payload,
@@ -383,11 +385,8 @@ func checkName(field, name string, limit int) error {
 // checkNewName is checkName for a name that is made. Verbs that read, or end what there is, take
 // any name, since old ones may not be UTF-8.
 func checkNewName(field, name string, limit int) error {
-	if len(name) <= limit && utf8.ValidString(name) {
-		return nil
-	}
-	if err := checkUTF8(field, name); err != nil {
-		return err
+	if !utf8.ValidString(name) {
+		return checkUTF8(field, name)
 	}
 	return checkName(field, name, limit)
 }
@@ -427,8 +426,7 @@ func (id ID) String() string { return keys.FormatID(id) }
 // MarshalText returns the canonical form of the UUID.
 func (id ID) MarshalText() ([]byte, error) { return keys.AppendIDText(nil, id), nil }
 
-// UnmarshalText reads the canonical form of a UUID, and returns an error that matches [ErrInvalid]
-// for anything else.
+// UnmarshalText reads the canonical form of a UUID, and returns [ErrInvalid] for anything else.
 func (id *ID) UnmarshalText(b []byte) error {
 	read, ok := keys.ParseID(b)
 	if !ok {
@@ -441,16 +439,13 @@ func (id *ID) UnmarshalText(b []byte) error {
 // ParseID reads the canonical form of a UUID.
 //
 // Errors: [ErrInvalid].
-func ParseID(s string) (ID, error) {
-	var id ID
-	err := id.UnmarshalText([]byte(s))
+func ParseID(s string) (id ID, err error) {
+	err = id.UnmarshalText([]byte(s))
 	return id, err
 }
 
 // Time returns when the task was produced, to the millisecond, by the clock of its shard.
-func (id ID) Time() time.Time {
-	return msTime(keys.MintedAt(keys.ID(id)))
-}
+func (id ID) Time() time.Time { return msTime(keys.MintedAt(keys.ID(id))) }
 
 // shard returns the number of the ID's shard.
 func (id ID) shard(shards int) int { return keys.ShardOf(id, shards) }

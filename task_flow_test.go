@@ -2,6 +2,7 @@ package codeq_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/testbase"
 	"codeq/test/queuetest"
 )
 
@@ -183,8 +185,12 @@ func TestKeysAndJoin(t *testing.T) {
 				ids := f.Batch(tasks...)
 				for range 2 {
 					again, err := f.Q.ProduceBatch(ctx, tasks)
-					require.ErrorIs(f, err, codeq.ErrDuplicate)
 					require.Equal(f, ids, again)
+					var each *codeq.BatchError
+					require.ErrorAs(f, err, &each)
+					for i, err := range each.Errors {
+						require.Equal(f, &codeq.DuplicateError{Key: tasks[i].Unique.Key, ID: ids[i], Index: i}, err)
+					}
 				}
 				joined, err := f.Q.Get(ctx, ids[n])
 				require.NoError(f, err)
@@ -230,12 +236,29 @@ func TestFailedPart(t *testing.T) {
 		require.Zero(t, ids[1])
 		require.Zero(t, ids[2])
 		queuetest.InfoOf(t, q, ids[0])
+		var each *codeq.BatchError
+		require.ErrorAs(t, err, &each)
+		require.Len(t, each.Errors, 3)
+		require.NoError(t, each.Errors[0])
+		require.ErrorIs(t, each.Errors[1], codeq.ErrUncertain)
+		require.EqualError(t, each.Errors[2], "codeq: not stored, since an earlier part of the batch was not")
+
+		all := []codeq.Task{task(1), task(1)}
+		_, err = q.ProduceBatch(context.Background(), all)
+		require.ErrorAs(t, err, &each)
+		for _, err := range each.Errors {
+			require.ErrorIs(t, err, codeq.ErrFailed)
+		}
+		_, err = q.ProduceBatch(context.Background(), append(all, codeq.Task{}))
+		require.ErrorIs(t, err, codeq.ErrInvalid)
+		require.False(t, errors.As(err, &each), "refused as a whole")
 	})
 }
 
-// TestParentResults: a child reads the results of its parents by their IDs.
+// TestParentResults: a child reads the results of its parents in one call. One that is not kept is
+// missing.
 func TestParentResults(t *testing.T) {
-	queuetest.InFlow(t, codeq.Options{Shards: 3, Retention: time.Hour}, func(f *queuetest.FlowTest) {
+	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
 		var m codeq.Mux
 		codeq.Handle(&m, "part", func(_ context.Context, j *codeq.Job[[]byte]) error {
 			j.SetResult([]byte(strings.ToUpper(string(j.Payload))))
@@ -243,23 +266,31 @@ func TestParentResults(t *testing.T) {
 		})
 		var joined atomic.Pointer[string]
 		codeq.Handle(&m, "join", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+			parents, err := j.Parents(ctx)
+			if err != nil {
+				return codeq.DeadLetter(err)
+			}
 			var parts []string
-			for _, id := range j.After {
-				parent, err := f.Q.Get(ctx, id)
-				if err != nil {
-					return codeq.DeadLetter(err)
+			for i, parent := range parents {
+				if parent == nil {
+					parts = append(parts, "missing")
+					continue
 				}
+				one, err := f.Q.Get(ctx, j.After[i])
+				require.NoError(f, err)
+				require.Equal(f, one, parent)
 				parts = append(parts, string(parent.Result))
 			}
 			text := strings.Join(parts, " ")
 			joined.Store(&text)
 			return nil
 		})
-		old := f.ProduceAt(2, codeq.Task{Queue: "part", Payload: []byte("zero")})
+		old := f.ProduceAt(2, codeq.Task{Queue: "part", Payload: []byte("zero"), Retention: time.Hour})
 		f.Batch(
-			codeq.Task{Queue: "part", Payload: []byte("one")},
-			codeq.Task{Queue: "part", Payload: []byte("two")},
-			codeq.Task{Queue: "join", After: []codeq.ID{old, codeq.Nth(0), codeq.Nth(1)}},
+			codeq.Task{Queue: "part", Payload: []byte("one"), Retention: time.Hour},
+			codeq.Task{Queue: "part", Payload: []byte("two"), Retention: time.Hour},
+			codeq.Task{Queue: "part", Payload: []byte("not kept")},
+			codeq.Task{Queue: "join", After: []codeq.ID{old, codeq.Nth(0), codeq.Nth(1), codeq.Nth(2), old}},
 		)
 		ctx, stop := context.WithCancel(context.Background())
 		ended := make(chan error)
@@ -267,7 +298,51 @@ func TestParentResults(t *testing.T) {
 		require.NoError(f, f.Q.WaitIdle(context.Background()))
 		stop()
 		require.NoError(f, <-ended)
-		require.Equal(f, "ZERO ONE TWO", *joined.Load())
+		require.Equal(f, "ZERO ONE TWO missing ZERO", *joined.Load())
+	})
+}
+
+// TestManyParentResults: more parents than one message has, with larger results than one has.
+func TestManyParentResults(t *testing.T) {
+	testbase.SkipUnderRace(t)
+	queuetest.Bubble(t, codeq.Options{Shards: 2, Retention: time.Hour}, func(t *testing.T, q *codeq.Queue) {
+		const n, large = 3000, 8
+		var m codeq.Mux
+		codeq.Handle(&m, "part", func(_ context.Context, j *codeq.Job[[]byte]) error {
+			j.SetResult(j.Payload)
+			return nil
+		})
+		joined := make(chan error, 1)
+		codeq.Handle(&m, "join", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+			parents, err := j.Parents(ctx)
+			for i, parent := range parents {
+				if want := fmt.Sprint(i); string(parent.Result[:len(want)]) != want {
+					err = errors.Join(err, fmt.Errorf("result %d is %.20q", i, parent.Result))
+				}
+			}
+			joined <- err
+			return nil
+		})
+		var tasks []codeq.Task
+		join := codeq.Task{Queue: "join"}
+		for i := range n {
+			payload := []byte(fmt.Sprint(i))
+			if i < large {
+				payload = append(payload, make([]byte, 1<<20-10)...)
+			}
+			tasks = append(tasks, codeq.Task{Queue: "part", Payload: payload, LimitKey: fmt.Sprint(i % 2)})
+			join.After = append(join.After, codeq.Nth(i))
+		}
+		_, err := q.ProduceBatch(t.Context(), append(tasks, join))
+		require.NoError(t, err)
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- q.Run(ctx, &m, &codeq.RunOptions{Concurrency: 100}) }()
+		require.NoError(t, <-joined)
+		stop()
+		require.NoError(t, <-ended)
+		_, err = new(codeq.Job[int]).Parents(t.Context())
+		require.Error(t, err)
 	})
 }
 

@@ -260,14 +260,24 @@ func TestParentsThatDoNotAnswer(t *testing.T) {
 		synctest.Wait()
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
-		child, err := f.Q.Produce(ctx, codeq.Task{Queue: "child", LimitKey: f.KeyOf("child", 1), After: []codeq.ID{parent}, Retention: codeq.Forever})
+		task := codeq.Task{Queue: "child", LimitKey: f.KeyOf("child", 1), Retention: codeq.Forever}
+		waiting := task
+		waiting.After = []codeq.ID{parent}
+		child, err := f.Q.Produce(ctx, waiting)
 		require.ErrorIs(f, err, codeq.ErrUncertain)
 		require.ErrorIs(f, err, context.DeadlineExceeded)
 		require.ErrorContains(f, err, "it is stored")
+		again, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		ids, err := f.Q.ProduceBatch(again, []codeq.Task{task, waiting})
 		goOn()
-		f.RequireState(codeq.Blocked, child)
+		var each *codeq.BatchError
+		require.ErrorAs(f, err, &each)
+		require.NoError(f, each.Errors[0])
+		require.ErrorIs(f, each.Errors[1], codeq.ErrUncertain)
+		f.RequireState(codeq.Blocked, child, ids[1])
 		f.Cancel(parent)
-		f.RequireState(codeq.Canceled, child)
+		f.RequireState(codeq.Canceled, child, ids[1])
 	})
 }
 

@@ -51,6 +51,13 @@ func TestRetentionPrecedence(t *testing.T) {
 					return
 				}
 				kept := c.want
+				for _, id := range []codeq.ID{done, canceled} {
+					info, err := f.Q.Get(ctx, id)
+					require.NoError(f, err)
+					if require.Equal(f, kept == codeq.Forever, info.Until.IsZero()); kept != codeq.Forever {
+						require.WithinRange(f, info.Until, info.At.Add(kept), info.At.Add(kept+max(kept/8, time.Second)))
+					}
+				}
 				if kept == codeq.Forever {
 					kept = 50 * 365 * 24 * time.Hour
 				}

@@ -372,6 +372,7 @@ func TestNotUTF8(t *testing.T) {
 	const odd = "a\xff"
 	for field, task := range map[string]codeq.Task{
 		"Task.Queue":      {Queue: odd},
+		"Task.Kind":       {Queue: "a", Kind: odd},
 		"Task.Tenant":     {Queue: "a", Tenant: odd},
 		"Task.Group":      {Queue: "a", Group: odd},
 		"Task.LimitKey":   {Queue: "a", LimitKey: odd},
@@ -412,7 +413,7 @@ func TestEachFieldIsStored(t *testing.T) {
 	q := queuetest.OpenForRun(t, codeq.Options{})
 	parent := queuetest.Produce(t, q, codeq.Task{Queue: "parent"})[0]
 	values := codeq.Task{
-		Queue: "a", Payload: []byte("p"), Headers: map[string]string{"k": "v"}, Priority: 3, Tenant: "t", MaxAttempts: 2,
+		Queue: "a", Kind: "k", Payload: []byte("p"), Headers: map[string]string{"k": "v"}, Priority: 3, Tenant: "t", MaxAttempts: 2,
 		RunAt: time.Now().Add(time.Hour).UTC().Truncate(time.Millisecond), LeaseFor: time.Minute, Timeout: time.Second,
 		Retention: time.Hour, Unique: codeq.Unique{Key: "k", For: time.Hour}, Group: "g", LimitKey: "l",
 		After: []codeq.ID{parent}, OnDead: codeq.RunOnDead, OnMissing: codeq.CancelOnMissing,
@@ -450,4 +451,12 @@ func TestVerifyNamesNotUTF8(t *testing.T) {
 	r := queuetest.VerifyImage(t, disk, false)
 	require.True(t, r.OK(), "%v", r.Problems)
 	require.Equal(t, []codeq.ID{id}, r.Shards[0].NotUTF8)
+}
+
+// TestDelayHasDefaults: the fields that are zero have their defaults.
+func TestDelayHasDefaults(t *testing.T) {
+	require.Equal(t, 4*time.Second, codeq.Backoff{}.Delay(3, 0.5))
+	require.Equal(t, 30*time.Millisecond, codeq.Backoff{Base: 10 * time.Millisecond, Step: 10 * time.Millisecond}.Delay(3, 0.5))
+	require.Equal(t, time.Hour, codeq.Backoff{}.Delay(1000, 0.5))
+	require.Equal(t, 800*time.Millisecond, codeq.Backoff{}.Delay(1, 0))
 }

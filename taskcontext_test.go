@@ -2,9 +2,14 @@ package codeq_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"log/slog"
 	"maps"
+	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -54,4 +59,80 @@ func TestTraceOfFollowUps(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestLogsOfTask: what the handlers of a task have logged is kept with it, bounded, over its
+// attempts, with its progress and metadata, and shown at once by Get. Nothing is kept by default.
+func TestLogsOfTask(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rec := newRecorder()
+		q := queuetest.OpenForRun(t, codeq.Options{Shards: 2, Retention: time.Hour, Logger: slog.New(rec)})
+		more := make(chan int)
+		var m codeq.Mux
+		codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+			log := codeq.LoggerFrom(ctx).With("x", 1)
+			for n := range more {
+				switch n {
+				case 0:
+					return codeq.RetryAfter(0, errors.New("boom"))
+				case 1:
+					return nil
+				case 2:
+					require.NoError(t, codeq.ReportProgress(ctx, 1, 2, "half"))
+					require.NoError(t, codeq.SetMetadata(ctx, "k", "v"))
+				case 3:
+					log.Debug("too low")
+				default:
+					log.Info("line", "n", n)
+				}
+			}
+			return nil
+		})
+		run := startRun(t, q, &m, codeq.RunOptions{KeepLogs: slog.LevelInfo, Concurrency: 1})
+		id := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
+		logs := func() (texts []string) {
+			for _, l := range queuetest.InfoOf(t, q, id).Logs {
+				require.Equal(t, slog.LevelInfo, l.Level)
+				require.WithinDuration(t, time.Now(), l.At, time.Hour)
+				texts = append(texts, fmt.Sprint(l.Attempt, " ", l.Text))
+			}
+			return texts
+		}
+		say := func(all ...int) {
+			for _, n := range all {
+				more <- n
+			}
+			synctest.Wait()
+		}
+		say(10)
+		require.Equal(t, []string{"1 line x=1 n=10"}, logs(), "at once")
+		say(3, 11)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.Len(t, logs(), 2)
+		page, err := q.ListPage(t.Context(), codeq.PageOptions{})
+		require.NoError(t, err)
+		require.Nil(t, page.Tasks[0].Logs, "in lists")
+		say(2, 0, 12)
+		require.Equal(t, []string{"1 line x=1 n=10", "1 line x=1 n=11", "2 line x=1 n=12"}, logs())
+		for n := range 100 {
+			more <- 100 + n
+		}
+		say(1)
+		require.NoError(t, run.End(nil))
+		got := queuetest.InfoOf(t, q, id)
+		require.Equal(t, codeq.Done, got.State)
+		require.Len(t, got.Logs, 64)
+		require.Equal(t, "2 line x=1 n=136", logs()[0])
+		require.Equal(t, "2 line x=1 n=199", logs()[63])
+		require.Equal(t, "half", got.Progress.Note)
+		require.Equal(t, map[string]string{"k": "v"}, got.Metadata)
+		require.Equal(t, 103, strings.Count(rec.text.String(), "msg=line"), "they go to the logger as well")
+
+		run = startRun(t, q, &m, codeq.RunOptions{Concurrency: 1})
+		id = queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
+		say(10, 1)
+		require.NoError(t, run.End(nil))
+		require.Empty(t, logs())
+	})
 }

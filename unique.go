@@ -14,40 +14,49 @@ import (
 // and LimitKey, if they have one) only one holds a key at a time. A produce of another task with
 // the same key returns the ID of the holder, with [ErrDuplicate], or replaces the holder.
 //
-// A key is taken as long as its task is ready, scheduled, blocked or leased, and at least for the
-// time For. It is stored, and so restarts do not free it.
+// A key is taken, also over restarts, until its task has ended, and at least for the time For.
 type Unique struct {
-	// Key is the idempotency key. "": the task has none, and the other fields have no meaning.
+	// Key is the idempotency key. "": none; the other fields must be zero.
 	Key string `json:",omitzero"`
-	// For is how long after its produce the key is taken at least, whatever happens to the task. A
-	// wall clock that is set forward makes it shorter; one that is set back does not make it
-	// longer, and after a start with a wrong clock it ends at the latest For after the next [Open]
-	// or change of the leader. 0: until the task has ended.
+	// For is how long after its produce the key is taken at least, whatever happens to the task, by
+	// the clock of [Backoff]. 0: until the task has ended.
 	For time.Duration `json:",omitzero"`
-	// Replace makes the new task replace one that still waits (ready, scheduled or blocked). The ID
-	// stays, and so do After and [OnDead]; everything else is that of the new task: its attempts
-	// count from 0, it waits from the beginning, and when it is ready it goes behind the others. So
-	// a task that is produced again and again for a moment later runs once, after the last produce.
-	// A leased task is not replaced: the new one is refused with [ErrDuplicate]. In a batch, the
-	// last of several wins: see [Queue.ProduceBatch].
+	// MaxWait bounds how long tasks with Replace put one off: RunAt is at most MaxWait, that of the
+	// last of them, after the first produce. One that has been leased is not put off: a task with
+	// MaxWait changes its contents, and neither its attempts nor when it goes on. 0: no bound.
+	MaxWait time.Duration `json:",omitzero"`
+	// Replace makes the new task replace one that waits (ready, scheduled or blocked). The ID, the
+	// History and the Logs stay, and After, [OnDead] and [OnMissing]; the rest is that of the new
+	// task, without progress, metadata, cursors and signals of the former one: its attempts count
+	// from 0, and it goes behind the others. So a task that is produced again and again for later
+	// runs once, after the last produce. One that is leased, or has finished a [Step], is not
+	// replaced ([ErrDuplicate]), unless ReleaseOnClaim frees the key.
 	Replace bool `json:",omitzero"`
-	// ReleaseOnComplete and ReleaseOnDead end For when the task is completed, or becomes a dead
-	// letter.
+	// ReleaseOnClaim frees the key during each lease, and after a finished [Step], for a task that
+	// has it as well. Else this task has the key while it waits for an attempt. Not with For.
+	ReleaseOnClaim bool `json:",omitzero"`
+	// ReleaseOnComplete and ReleaseOnDead end For when the task is completed, or a dead letter.
 	ReleaseOnComplete bool `json:",omitzero"`
 	ReleaseOnDead     bool `json:",omitzero"`
 }
 
-// DuplicateError says that an idempotency key is taken. It matches [ErrDuplicate].
+// DuplicateError says that an idempotency key is taken, or that a task has got a signal before. It
+// matches [ErrDuplicate].
 type DuplicateError struct {
 	Key string
-	// ID is that of the task that holds the key. If only the key came by the import of command
-	// codeq, it is one of the year 1970, which no task has.
+	// Signal is the name of the signal ([Queue.Signal]); then Key is "".
+	Signal string `json:",omitzero"`
+	// ID is that of the task that holds the key, or has got the signal. If only the key came by the
+	// import of command codeq, it is one of the year 1970, which no task has.
 	ID ID
 	// Index is the index of the refused task in the batch.
 	Index int
 }
 
 func (e *DuplicateError) Error() string {
+	if e.Signal != "" {
+		return fmt.Sprintf("codeq: task %s has got signal %q before", e.ID, e.Signal)
+	}
 	if keys.ID(e.ID) == keys.Gone {
 		return fmt.Sprintf("codeq: idempotency key %q is taken by a task that is gone", e.Key)
 	}
@@ -58,20 +67,19 @@ func (e *DuplicateError) Error() string {
 func (e *DuplicateError) Is(target error) bool { return target == ErrDuplicate }
 
 // flags returns the flags of a new task, which is stored only if its key is free.
-func (u *Unique) flags() (f uint8) {
-	if u.Key != "" {
-		f = record.HoldsKey
+func (u *Unique) flags() (flags uint8) {
+	for _, f := range [...]struct {
+		has  bool
+		flag uint8
+	}{
+		{u.Key != "" && !u.ReleaseOnClaim, record.HoldsKey}, {u.Replace, record.ReplaceWaiting}, {u.ReleaseOnClaim, record.ReleaseOnClaim},
+		{u.ReleaseOnComplete, record.ReleaseOnComplete}, {u.ReleaseOnDead, record.ReleaseOnDead},
+	} {
+		if f.has {
+			flags |= f.flag
+		}
 	}
-	if u.ReleaseOnComplete {
-		f |= record.ReleaseOnComplete
-	}
-	if u.ReleaseOnDead {
-		f |= record.ReleaseOnDead
-	}
-	if u.Replace {
-		f |= record.ReplaceWaiting
-	}
-	return f
+	return flags
 }
 
 func uniqueOf(r *record.Record) Unique {
@@ -79,10 +87,11 @@ func uniqueOf(r *record.Record) Unique {
 		return Unique{}
 	}
 	return Unique{
-		Key: r.UniqueKey, For: record.Duration(r.UniqueFor),
+		Key: r.UniqueKey, For: record.Duration(r.UniqueFor), MaxWait: record.Duration(r.MaxWait),
 		Replace:           r.Flags&record.ReplaceWaiting != 0,
 		ReleaseOnComplete: r.Flags&record.ReleaseOnComplete != 0,
 		ReleaseOnDead:     r.Flags&record.ReleaseOnDead != 0,
+		ReleaseOnClaim:    r.Flags&record.ReleaseOnClaim != 0,
 	}
 }
 
@@ -96,8 +105,13 @@ func (u *Unique) check(l *Limits) error {
 	if err := checkNewName("Task.Unique.Key", u.Key, l.Name); err != nil {
 		return err
 	}
-	if u.For < 0 {
+	switch {
+	case u.For < 0:
 		return &InvalidError{"Task.Unique.For", u.For, "0 or more"}
+	case u.MaxWait < 0, u.MaxWait > 0 && !u.Replace:
+		return &InvalidError{"Task.Unique.MaxWait", u.MaxWait, "0 or more, with Replace"}
+	case u.ReleaseOnClaim && u.For > 0:
+		return &InvalidError{"Task.Unique.ReleaseOnClaim", "with For", "one of both"}
 	}
 	return nil
 }
@@ -121,20 +135,11 @@ type UniqueKey struct {
 }
 
 func (k *UniqueKey) check(l *Limits) error {
-	for _, f := range []struct {
-		name, value string
-		required    bool
-	}{
-		{"UniqueKey.Queue", k.Queue, true},
-		{"UniqueKey.Tenant", k.Tenant, false},
-		{"UniqueKey.Group", k.Group, false},
-		{"UniqueKey.LimitKey", k.LimitKey, false},
-		{"UniqueKey.Key", k.Key, true},
-	} {
-		if f.required && f.value == "" {
-			return &InvalidError{f.name, `""`, "not empty"}
+	for _, f := range [...][2]string{{"Queue", k.Queue}, {"Key", k.Key}, {"Tenant", k.Tenant}, {"Group", k.Group}, {"LimitKey", k.LimitKey}} {
+		if f[1] == "" && (f[0] == "Queue" || f[0] == "Key") {
+			return &InvalidError{"UniqueKey." + f[0], `""`, "not empty"}
 		}
-		if err := checkName(f.name, f.value, l.Name); err != nil {
+		if err := checkName("UniqueKey."+f[0], f[1], l.Name); err != nil {
 			return err
 		}
 	}
@@ -153,12 +158,9 @@ func (k *UniqueKey) home(shards int) int {
 	return shard
 }
 
-// ReleaseKey frees an idempotency key; the task that has it may be in any state. It returns
-// [ErrNotFound] if no task has the key, and [ErrDiskFull] if the task has not ended and there is no
-// room to store the task without the key.
+// ReleaseKey frees an idempotency key; the task that has it may be in any state.
 //
-// Errors: [ErrInvalid], [ErrNotFound], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
-// [ErrClosed], and that of ctx.
+// Errors: [ErrNotFound] (no task has the key), those of changes (see [Queue]), and that of ctx.
 func (q *Queue) ReleaseKey(ctx context.Context, k UniqueKey) (err error) {
 	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {

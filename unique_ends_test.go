@@ -14,6 +14,7 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -41,6 +42,7 @@ func TestReplaceCorrupt(t *testing.T) {
 // TestNewKeysReadNothing: the shard recognizes a new key without a read, for any number of keys.
 // After Open this holds once all keys are listed; until then the unlisted keys are looked up.
 func TestNewKeysReadNothing(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		opts := *inspect.With(&codeq.Options{Shards: 1}, inspect.Private{FS: crashfs.New()})
@@ -131,7 +133,7 @@ func TestKeyOfCanceledChild(t *testing.T) {
 		p.Step()
 		p.Pass(time.Minute - time.Millisecond)
 		require.NoError(t, inspect.Of(p.Queue).Owner(0, func(s *inspect.Owner) error {
-			_, err := s.Rules.Alter(keys.ID(parent), engine.AlterCancel, 0)
+			_, err := s.Rules.Alter(keys.ID(parent), engine.AlterCancel, engine.AlterTo{})
 			p.Skew.Add(int64(time.Millisecond)) // for the next group, which cancels the child
 			return err
 		}))
@@ -156,7 +158,7 @@ func TestChildIsScheduled(t *testing.T) {
 		p.Pass(time.Minute - time.Millisecond)
 		require.NoError(t, inspect.Of(p.Queue).Owner(0, func(s *inspect.Owner) error {
 			p.Skew.Add(int64(time.Millisecond)) // for the next group, when the child goes on
-			_, err := s.Rules.Complete(engine.Receipt{ID: keys.ID(l.Receipt.ID), Token: l.Receipt.Token}, nil, nil, false)
+			_, err := s.Rules.Complete(engine.Receipt{ID: keys.ID(l.Receipt.ID), Token: l.Receipt.Token}, nil, 0, nil, false)
 			return err
 		}))
 		p.Check()

@@ -2,6 +2,7 @@ package codeq_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -138,6 +139,9 @@ func TestUniqueRefused(t *testing.T) {
 		{codeq.Unique{Replace: true}, "Task.Unique.Key", `""`, "a key, if other fields of Unique are set"},
 		{codeq.Unique{ReleaseOnDead: true}, "Task.Unique.Key", `""`, "a key, if other fields of Unique are set"},
 		{codeq.Unique{ReleaseOnComplete: true}, "Task.Unique.Key", `""`, "a key, if other fields of Unique are set"},
+		{codeq.Unique{Key: "k", Replace: true, MaxWait: -1}, "Task.Unique.MaxWait", time.Duration(-1), "0 or more, with Replace"},
+		{codeq.Unique{Key: "k", MaxWait: time.Second}, "Task.Unique.MaxWait", time.Second, "0 or more, with Replace"},
+		{codeq.Unique{Key: "k", ReleaseOnClaim: true, For: 1}, "Task.Unique.ReleaseOnClaim", "with For", "one of both"},
 	} {
 		bad := codeq.Task{Queue: "a", Unique: tc.unique}
 		l := q.lease()
@@ -237,4 +241,180 @@ func TestReplaceInBatch(t *testing.T) {
 		}
 		require.NoError(t, queuetest.CheckAll(p.Queue))
 	})
+}
+
+// TestDebounce: a task is put off by each produce, but not beyond MaxWait, and while it is at work
+// the next produce makes a new one, over restarts.
+func TestDebounce(t *testing.T) {
+	t.Parallel()
+	for _, shards := range []int{1, 3} {
+		queuetest.ThroughSteps(t, codeq.Options{Shards: shards}, func(t *testing.T, p *queuetest.Process) {
+			begun := p.Now().Truncate(time.Millisecond)
+			change := func(payload string, wait time.Duration) codeq.ID {
+				t.Helper()
+				id, err := p.Produce(t.Context(), codeq.Task{
+					Queue: "a", Payload: []byte(payload), RunAt: p.Now().Add(wait),
+					Unique: codeq.Unique{Key: "k", Replace: true, MaxWait: 10 * time.Minute, ReleaseOnClaim: true},
+				})
+				require.NoError(t, err)
+				return id
+			}
+			first := change("0", time.Minute)
+			for n := 1; n <= 20; n++ {
+				time.Sleep(30 * time.Second)
+				p.Step()
+				require.Equal(t, first, change(fmt.Sprint(n), time.Minute))
+				due := p.Now().Add(time.Minute)
+				if limit := begun.Add(10 * time.Minute); due.After(limit) {
+					due = limit
+				}
+				info := queuetest.InfoOf(t, p.Queue, first)
+				if n < 20 {
+					require.WithinDuration(t, due, info.RunAt, time.Second)
+					require.Equal(t, codeq.Scheduled, info.State)
+				}
+			}
+			l, err := p.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Hour})
+			require.NoError(t, err)
+			require.Equal(t, "20", string(l.Payload))
+			require.Equal(t, 10*time.Minute, l.Unique.MaxWait)
+			p.Step()
+			second := change("next", time.Minute)
+			require.NotEqual(t, first, second)
+			require.Equal(t, second, change("next one", time.Hour))
+			p.Step()
+			require.NoError(t, p.Retry(t.Context(), l.Receipt, codeq.RetryOptions{After: -1}))
+			require.Equal(t, second, change("last", 0), "the first one has no key any more")
+			p.Step()
+			for range 2 {
+				l, err = p.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}})
+				require.NoError(t, err)
+				require.Contains(t, []string{"20", "last"}, string(l.Payload))
+				require.NoError(t, p.Complete(t.Context(), l.Receipt, nil))
+			}
+			require.NotEqual(t, second, change("free", 0))
+		})
+	}
+}
+
+// TestReleaseOnClaim: a produce takes the key of a task at work if both have ReleaseOnClaim, and
+// not while it waits.
+func TestReleaseOnClaim(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		for _, first := range []bool{false, true} {
+			for _, second := range []bool{false, true} {
+				task := func(release bool) codeq.Task {
+					return codeq.Task{Queue: "a", Unique: codeq.Unique{Key: fmt.Sprint(first, second), ReleaseOnClaim: release}}
+				}
+				id := queuetest.Produce(t, q, task(first))[0]
+				_, err := q.Produce(t.Context(), task(second))
+				require.ErrorIs(t, err, codeq.ErrDuplicate)
+				l := queuetest.ClaimNow(t, q, "a")
+				now, err := q.Produce(t.Context(), task(second))
+				require.Equal(t, first && second, err == nil)
+				require.Equal(t, first && second, now != id)
+				holder, err := q.FindByKey(t.Context(), codeq.UniqueKey{Queue: "a", Key: task(first).Unique.Key})
+				require.NoError(t, err)
+				require.Equal(t, now, holder.ID)
+				require.NoError(t, q.Complete(t.Context(), l.Receipt, nil, task(second)), "a follow-up is a duplicate, or free")
+				for range queuetest.CountsOf(t, q, "a").Ready {
+					queuetest.Complete(t, q, queuetest.ClaimNow(t, q, "a"))
+				}
+			}
+		}
+	})
+}
+
+// TestDebounceOfFailedTask: tasks with MaxWait do not make a failed one run before its backoff, nor
+// more often than MaxAttempts. It runs with their contents.
+func TestDebounceOfFailedTask(t *testing.T) {
+	t.Parallel()
+	opts := codeq.Options{Shards: 1, MaxAttempts: 3, Backoff: codeq.Backoff{Base: 5 * time.Minute, Factor: 1, Jitter: -1}}
+	queuetest.ThroughSteps(t, opts, func(t *testing.T, p *queuetest.Process) {
+		change := func(n int) codeq.ID {
+			t.Helper()
+			id, err := p.Produce(t.Context(), codeq.Task{
+				Queue: "a", Payload: fmt.Append(nil, n), RunAt: p.Now().Add(time.Minute),
+				Unique: codeq.Unique{Key: "k", Replace: true, MaxWait: 2 * time.Minute},
+			})
+			require.NoError(t, err)
+			return id
+		}
+		first := change(0)
+		var runs []string
+		for n := 1; queuetest.InfoOf(t, p.Queue, first).State != codeq.Dead; n++ {
+			require.Less(t, n, 1000)
+			require.Equal(t, first, change(n))
+			time.Sleep(30 * time.Second)
+			p.Step()
+			if l := queuetest.ClaimNow(t, p.Queue, "a"); l != nil {
+				runs = append(runs, string(l.Payload))
+				require.NoError(t, p.Retry(t.Context(), l.Receipt, codeq.RetryOptions{Err: errors.New("boom")}))
+			}
+		}
+		require.Equal(t, []string{"4", "14", "24"}, runs)
+	})
+}
+
+// TestReleaseOnClaimBetweenSteps: the key of a task with ReleaseOnClaim is free while the task
+// waits between two steps.
+func TestReleaseOnClaimBetweenSteps(t *testing.T) {
+	for _, replace := range []bool{false, true} {
+		queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+			task := codeq.Task{Queue: "a", Unique: codeq.Unique{Key: "k", Replace: replace, ReleaseOnClaim: true}}
+			ran := make(chan codeq.ID, 3)
+			var m codeq.Mux
+			codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+				if _, err := codeq.Step(ctx, "first", func(context.Context) (int, error) { return 0, nil }); err != nil {
+					return err
+				}
+				if err := codeq.Sleep(ctx, "pause", time.Hour); err != nil {
+					return err
+				}
+				ran <- j.ID
+				return nil
+			})
+			startRun(t, q, &m, codeq.RunOptions{})
+			first := queuetest.Produce(t, q, task)[0]
+			time.Sleep(time.Minute)
+			second, err := q.Produce(t.Context(), task)
+			require.NoError(t, err)
+			require.NotEqual(t, first, second)
+			require.ElementsMatch(t, []codeq.ID{first, second}, []codeq.ID{<-ran, <-ran})
+			synctest.Wait()
+			require.Empty(t, ran)
+			require.NoError(t, queuetest.CheckAll(q))
+		})
+	}
+}
+
+// TestReplacedKeepsNoProgress: a task that was replaced begins without the metadata, the progress
+// and the cursors of the former contents, and keeps its history.
+func TestReplacedKeepsNoProgress(t *testing.T) {
+	for _, maxWait := range []time.Duration{0, time.Hour} {
+		queuetest.Bubble(t, codeq.Options{Shards: 1, Backoff: codeq.Backoff{Base: time.Hour}}, func(t *testing.T, q *codeq.Queue) {
+			task := codeq.Task{Queue: "a", Unique: codeq.Unique{Key: "k", Replace: true, MaxWait: maxWait}}
+			var m codeq.Mux
+			codeq.Handle(&m, "a", func(ctx context.Context, _ *codeq.Job[[]byte]) error {
+				return errors.Join(
+					codeq.SetMetadata(ctx, "at", "3"), codeq.ReportProgress(ctx, 3, 4, "x"), codeq.SetCursor(ctx, "at", 3), errors.New("no"),
+				)
+			})
+			startRun(t, q, &m, codeq.RunOptions{})
+			id := queuetest.Produce(t, q, task)[0]
+			synctest.Wait()
+			before := queuetest.InfoOf(t, q, id)
+			require.NotEmpty(t, before.Metadata)
+			require.NotEmpty(t, before.Cursors)
+			task.Payload, task.RunAt = []byte("new"), time.Now().Add(time.Minute)
+			_, err := q.Produce(t.Context(), task)
+			require.NoError(t, err)
+			got := queuetest.InfoOf(t, q, id)
+			require.Equal(t, "new", string(got.Payload))
+			require.Empty(t, got.Metadata)
+			require.Empty(t, got.Cursors)
+			require.Zero(t, got.Progress)
+			require.Equal(t, before.History, got.History)
+		})
+	}
 }

@@ -12,15 +12,12 @@ import (
 	"codeq/internal/owner"
 )
 
-// operation is one unit of work of a shard.
 type operation interface {
 	// resolve decides the operation against the shard's memory and adds its keys to the group. It
 	// calls shard.settleAfterCommit once it is decided, now or, if a claim waits, in a later group.
 	resolve(s *shard)
-	// verb returns the properties of the operation.
 	verb() *verb
-	// settle wakes the caller. If err is nil, the group has persisted, and the caller gets the
-	// decision of resolve.
+	// settle wakes the caller: by the decision of resolve, if the group has persisted, or with err.
 	settle(err error)
 }
 
@@ -29,14 +26,12 @@ type sharedOp interface {
 	operation
 	// noRoom makes it go on in another shard, as this one has no room for its writes.
 	noRoom(s *shard)
-	// refuse is called in place of settle if this shard will not resolve it. It gives up the
-	// shard's reference.
+	// refuse is settle for an operation that will not be resolved, and ends the shard's reference.
 	refuse(reason error)
 	// Take makes the caller's answer that of this shard; false: the answer is another one's.
 	Take() bool
 }
 
-// refuse settles an operation that will not be resolved.
 func refuse(op operation, reason error) {
 	if shared, ok := op.(sharedOp); ok {
 		shared.refuse(reason)
@@ -81,12 +76,10 @@ func newCompletion(kind callKind) completion {
 	return completion{done: make(chan error, 1), kind: kind}
 }
 
-// comesOnLease reports whether the time at which an operation came decides whether its lease is in
-// force.
+// comesOnLease reports whether the lease of an operation is judged by the time of its arrival.
 func comesOnLease(op operation) bool { return op.verb().is(onLease) }
 
-// verb has the properties of a kind of operation. The entries of verbs name no fields, so that none
-// can be omitted.
+// verb has the properties of a kind of operation. Entries of verbs name no fields: none is omitted.
 type verb struct {
 	new        func(from string) request   // for decoding a call of another node; nil: nodes do not call it
 	room       func(operation) engine.Room // the lowest level of free space at which it still runs
@@ -109,7 +102,6 @@ const (
 
 func (v *verb) is(t trait) bool { return v.traits&t != 0 }
 
-// callKind is the kind of operation in a call between nodes.
 type callKind byte
 
 const (
@@ -154,12 +146,17 @@ const (
 	callUse
 	callLeases
 	callStep
+	callSignal
+	_ // 43
+	callCall
+	callFindSchedule
+	callMany
+	callDeadKinds
 	endOfRequests
 )
 
 var _ [cluster.OwnKinds - endOfRequests]struct{} // larger kinds are those of the cluster
 
-// verbs describes the operations of calls.
 var verbs = [endOfRequests]verb{
 	callProduce:        {newProduce, upTo(engine.Roomy), isNumbered, ofPrograms},
 	callClaim:          {newClaim, upTo(engine.RoomLow), no, ofMembers},
@@ -200,6 +197,11 @@ var verbs = [endOfRequests]verb{
 	callLeases:         {blank[leaseOps](callLeases), upTo(engine.RoomEmpty), yes, onLease | endsLease | ofPrograms}, // each has its own
 	callMissing:        {ruled[call.Missing](callMissing), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
 	callStep:           {blank[stepOp](callStep), upTo(engine.RoomScarce), yes, onLease},
+	callSignal:         {ruled[call.Signal](callSignal), upTo(engine.RoomLow), no, ofMembers | ofPrograms},
+	callCall:           {blank[callOp](callCall), upTo(engine.Roomy), no, ofPrograms | waits},
+	callFindSchedule:   {ruled[call.FindSchedule](callFindSchedule), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
+	callMany:           {reading(callMany, func() lookup { return listing.NewMany(taskInfo) }), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
+	callDeadKinds:      {reading(callDeadKinds, func() lookup { return new(listing.DeadKinds) }), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
 	callClock:          {ruled[call.Clock](callClock), upTo(engine.RoomEmpty), yes, readsOnly | ofMembers | ofPrograms},
 }
 
@@ -210,8 +212,7 @@ var (
 	confirmVerb   = verb{nil, upTo(engine.RoomNone), no, waitsRoom}
 )
 
-// notice is sent by owners, callers, and the goroutines that work for them, to an owner: no caller
-// waits for it.
+// notice is an operation that no caller waits for, sent by owners, callers and their goroutines.
 type notice struct {
 	of *verb
 	do func(*shard)
@@ -254,7 +255,6 @@ type ruling struct {
 	call.Body
 }
 
-// rule makes an operation of a call.
 func rule(kind callKind, b call.Body) *ruling {
 	return &ruling{completion: newCompletion(kind), Body: b}
 }

@@ -11,27 +11,20 @@ import (
 
 // VerifyOptions are the options of [Verify]. With a nil *VerifyOptions Verify changes nothing.
 type VerifyOptions struct {
-	// Repair repairs every shard with a problem. If the shard was closed in order, and one bit is
-	// wrong in its logs or in its MANIFEST, that bit is corrected. If more is wrong, the shard is
-	// rebuilt from the records of tasks that can be read. Everything that follows from these is
-	// derived: index entries, counters, sizes of buckets, turns of groups, and the entries that
-	// free idempotency keys; lease records, settings, schedules, idempotency keys and messages
-	// between shards are copied as far as they can be read. The damaged store is kept beside the
-	// new one, as shard-NNN.damaged-N: remove it when you do not need it any more.
+	// Repair repairs every shard with a problem. If it was closed in order, and one bit is wrong in
+	// its logs or its MANIFEST, that bit is corrected. Else it is rebuilt from the readable records
+	// of tasks; lease records, settings, schedules, idempotency keys and messages between shards
+	// are copied as far as they are readable. The damaged store is kept as shard-NNN.damaged-N:
+	// remove it when you want. A node's directory is not repaired: see [Queue.ReplaceNode].
 	//
-	// What cannot be read is lost. A task without its record is gone. A task without its lease
-	// record is delivered again, and the attempt is not counted. If the name of a queue or a tenant
-	// is lost, its tasks get a name that begins with "recovered-"; this is reported if it
-	// contradicts their Group or LimitKey. An idempotency key that is lost together with its task's
-	// end is free. If the end of a log or of a MANIFEST is lost, so are the last changes: tasks
-	// produced then are gone, and tasks that ended then are delivered again. If a table, a
-	// MANIFEST, a marker or OPTIONS is missing or cut short, ended tasks may be back: see
-	// [ShardReport.MayRepeat]. The directory of a node of a cluster is not repaired, since replicas
-	// are equal: see [Queue.ReplaceNode].
-	Repair bool
-	// AcceptCopy makes [Verify] accept a directory that [ErrCopied] would refuse: see
-	// [Options.AcceptCopy].
-	AcceptCopy bool
+	// A task without its record is gone; without its lease record it is delivered again, for no
+	// attempt. Without the name of its queue or tenant it gets one that begins with "recovered-",
+	// reported if that contradicts its Group or LimitKey. An idempotency key lost with its task's
+	// end is free. If the end of a log or MANIFEST is lost, so are the last changes: new tasks are
+	// gone, ended ones delivered again. If a table, a MANIFEST, a marker or OPTIONS is missing or
+	// cut short, ended tasks may be back: see [ShardReport.MayRepeat].
+	Repair     bool
+	AcceptCopy bool // accepts a directory that [ErrCopied] would refuse: see [Options.AcceptCopy]
 
 	private inspect.Private
 }
@@ -55,20 +48,16 @@ func (r *VerifyReport) OK() bool {
 
 // ShardReport describes one shard; after a repair, the new store.
 type ShardReport struct {
-	// Sealed: the store was closed in order, and its logs are known to be complete. After a crash,
-	// damage at the end of the newest log cannot be told from the end itself.
+	// Sealed: closed in order. Else damage at the end of the newest log looks like a crash.
 	Sealed bool
 	Files  int
 	Bytes  int64
 	Tasks  Counts // those that can be read
-	// Kept is where Repair has put the damaged store, in the queue's directory. "": the shard was
-	// not repaired.
-	Kept string
-	// MayRepeat is how many tasks may be delivered again although they had ended. It is 0 unless a
-	// file of the repaired shard was missing or cut short; then it counts all tasks of the shard
-	// that have not ended as far as is known.
+	Kept   string // where Repair put the damaged store, in the queue's directory; "": no repair
+	// MayRepeat is how many ended tasks may be delivered again: 0, or, if a file of the repaired
+	// shard was missing or cut short, all that have not ended as far as is known.
 	MayRepeat int
-	// NotUTF8 are tasks of builds before the first release whose names, keys or headers are not
+	// NotUTF8 are tasks of builds before the first release with names, keys or headers that are not
 	// UTF-8. They are no damage, but a program on another node sees U+FFFD in place of such bytes.
 	NotUTF8 []ID
 }
@@ -93,18 +82,14 @@ func (p Problem) String() string {
 	return s
 }
 
-// Verify reads everything in the directory of a closed queue, and reports damage and
-// contradictions. It checks the seals that [Queue.Close] leaves, the checksum of every block, the
-// order of Pebble's levels, whether records, index, counters, leases and all other entries agree,
-// and, unless it is a node's, whether the shards do, which [Open] corrects after a power loss.
-// Without Repair it changes nothing. It reads everything two or three times, one shard after the
-// other, and takes some 300 bytes of memory for each task of the shard, a repair twice as much.
+// Verify reads the directory of a closed queue, and reports damage and contradictions: of the seals
+// that [Queue.Close] leaves, the checksum of every block, the order of Pebble's levels, of records,
+// index, counters, leases and all other entries, and, unless it is a node's, between shards, which
+// [Open] corrects after a power loss. Without Repair it changes nothing. It reads everything two or
+// three times, shard by shard, with 300 bytes of memory a task, a repair twice that.
 //
-// An error says why the directory could not be verified; it matches [ErrCorrupt] if the manifest of
-// the queue is damaged. Problems in the report are not returned as an error.
-//
-// A repair is all or nothing for each shard, whenever it is interrupted; the next repair starts
-// again, and [Open] finishes one that was complete.
+// Problems in the report are no error; [ErrCorrupt] says that the manifest is damaged. A repair is
+// all or nothing for each shard; the next starts again, and [Open] finishes a complete one.
 //
 // Errors: [ErrInvalid] (dir is ""), [ErrNotQueue], [ErrLocked], [ErrFormat], [ErrCopied],
 // [ErrCorrupt], and those of the file system.
@@ -130,14 +115,11 @@ func Verify(dir string, opts *VerifyOptions) (_ *VerifyReport, err error) {
 func verifyReport(found *fsck.Report) *VerifyReport {
 	r := &VerifyReport{Node: found.Node}
 	for _, s := range found.Shards {
-		r.Shards = append(r.Shards, ShardReport{
-			Sealed: s.Sealed, Files: s.Files, Bytes: s.Bytes,
-			Tasks: Counts(s.Tasks), Kept: s.Kept, MayRepeat: s.MayRepeat,
-		})
+		of := ShardReport{Sealed: s.Sealed, Files: s.Files, Bytes: s.Bytes, Tasks: Counts(s.Tasks), Kept: s.Kept, MayRepeat: s.MayRepeat}
 		for _, id := range s.NotUTF8 {
-			last := &r.Shards[len(r.Shards)-1]
-			last.NotUTF8 = append(last.NotUTF8, id)
+			of.NotUTF8 = append(of.NotUTF8, id)
 		}
+		r.Shards = append(r.Shards, of)
 	}
 	for _, p := range found.Problems {
 		r.Problems = append(r.Problems, Problem(p))

@@ -19,37 +19,31 @@ import (
 
 // WorkerInfo describes a call of [Queue.Run] that has not returned, for dashboards.
 type WorkerInfo struct {
-	Name string `json:",omitzero"` // [RunOptions.Name]
-	Node string `json:",omitzero"` // in a cluster, the node on which it runs
-	// Queues are those that it claims from.
-	Queues []string `json:",omitzero"`
-	// Concurrency is how many handlers run at the same time at the most, Busy how many do now.
-	Concurrency, Busy int `json:",omitzero"`
+	Name              string   `json:",omitzero"` // [RunOptions.Name]
+	Node              string   `json:",omitzero"` // in a cluster, the node on which it runs
+	Queues            []string `json:",omitzero"` // that it claims from
+	Concurrency, Busy int      `json:",omitzero"` // handlers at the same time: at the most, and now
 
-	// Hung are the handlers that go on after the end of their contexts, whatever ended these.
-	Hung []HungHandler `json:",omitempty"`
+	Hung []HungHandler `json:",omitempty"` // that go on after the end of their contexts, whatever ended these
 
-	Since time.Time `json:",omitzero"` // when the call has begun
-	Quiet bool      `json:",omitzero"` // it takes no tasks, see [Queue.QuietWorkers]
-	// LastError is why the node could not be asked; all fields but Node are zero then.
-	LastError string `json:",omitzero"`
+	Since     time.Time `json:",omitzero"` // when the call has begun
+	Quiet     bool      `json:",omitzero"` // it takes no tasks, see [Queue.QuietWorkers]
+	LastError string    `json:",omitzero"` // why the node could not be asked; all fields but Node are zero then
 }
 
 // HungHandler is a handler that goes on after the end of its context, and takes a place of its
 // [Queue.Run]. One of a batch is listed for each of its tasks.
 type HungHandler struct {
-	ID      ID     `json:",omitzero"` // of the task
-	Queue   string `json:",omitzero"`
-	Attempt int    `json:",omitzero"`
-	// Since is when its context has ended.
-	Since time.Time `json:",omitzero"`
+	ID       ID        `json:",omitzero"` // of the task
+	Queue    string    `json:",omitzero"`
+	Attempt  int       `json:",omitzero"`
+	Since    time.Time `json:",omitzero"` // when its context has ended
+	Replaced bool      `json:",omitzero"` // another handler has its place ([RunOptions.ReplaceStuck])
 }
 
-// Workers lists the calls of [Queue.Run] that have not returned, ordered by node and name; in a
-// cluster those of all nodes: a member that does not answer within [Cluster.CallTimeout], or until
-// ctx ends, or runs a version of codeq that does not know the question, has one entry, with
-// LastError. It asks for nothing that is stored, and disturbs no shard: it takes some microseconds,
-// and a message to each node.
+// Workers lists the calls of [Queue.Run] that have not returned, on all nodes, ordered by node and
+// name. A node that does not answer within [Cluster.CallTimeout], or until ctx ends, or has too old
+// a version, has one entry, with LastError. It takes some microseconds and a message to each node.
 //
 // Errors: [ErrInvalid], [ErrClosed], and that of ctx if it has ended before.
 func (q *Queue) Workers(ctx context.Context) (_ []WorkerInfo, err error) {
@@ -61,11 +55,8 @@ func (q *Queue) Workers(ctx context.Context) (_ []WorkerInfo, err error) {
 	all = q.ownWorkers()
 	for _, a := range q.askNodes(ctx, &workersCall{Do: listWorkers}) {
 		var infos []WorkerInfo
-		if a.Err == nil {
-			a.Err = json.Unmarshal(a.Body, &infos)
-		}
-		if a.Err != nil {
-			infos = []WorkerInfo{{Node: a.Node, LastError: base.Prefixed(a.Err).Error()}}
+		if err := a.Read(&infos); err != nil {
+			infos = []WorkerInfo{{Node: a.Node, LastError: base.Prefixed(err).Error()}}
 		}
 		all = append(all, infos...)
 	}
@@ -76,16 +67,12 @@ func (q *Queue) Workers(ctx context.Context) (_ []WorkerInfo, err error) {
 }
 
 // QuietWorkers stops workers from taking new tasks, as before a deployment, or when one does harm:
-// the calls of [Queue.Run] with this [RunOptions].Name, or all of them if name is "", on all nodes
-// of a cluster. When it returns, their claims have ended. Handlers that run go on, and so do those
-// of tasks that were claimed before; [WorkerInfo].Busy tells when none is left. Other workers take
-// the tasks, if there are any. It lasts until [Queue.ResumeWorkers], or until Run returns: nothing
-// is stored, and a Run that begins later takes tasks. To stop a queue for all workers, see
-// [Queue.Pause].
+// the calls of [Queue.Run] with this [RunOptions].Name, or all if name is "", on all nodes. When it
+// returns, their claims have ended; handlers go on until [WorkerInfo].Busy is 0. It lasts until
+// [Queue.ResumeWorkers], or until Run returns, and is not stored. [Queue.Pause] stops a queue.
 //
-// It returns [ErrNotFound] if no worker has the name, and [ErrUncertain] if a node did not answer
-// within [Cluster.CallTimeout], or if ctx has ended: it is not known then whether its workers are
-// quiet. Those of the other nodes are, and it may be called again.
+// [ErrNotFound] says that no worker has the name, [ErrUncertain] that a node did not answer within
+// [Cluster.CallTimeout], or until ctx ended: its workers may be quiet, and those of the others are.
 //
 // Errors: [ErrInvalid], [ErrNotFound], [ErrUncertain], [ErrClosed], and that of ctx.
 func (q *Queue) QuietWorkers(ctx context.Context, name string) (err error) {
@@ -96,8 +83,7 @@ func (q *Queue) QuietWorkers(ctx context.Context, name string) (err error) {
 	return q.tellWorkers(ctx, &workersCall{Do: quietWorkers, Name: name})
 }
 
-// ResumeWorkers ends the effect of [Queue.QuietWorkers] on workers: those with this
-// [RunOptions].Name, or all if name is "". Errors are those of QuietWorkers.
+// ResumeWorkers ends [Queue.QuietWorkers] for workers of a [RunOptions].Name; "": for all.
 //
 // Errors: [ErrInvalid], [ErrNotFound], [ErrUncertain], [ErrClosed], and that of ctx.
 func (q *Queue) ResumeWorkers(ctx context.Context, name string) (err error) {
@@ -115,13 +101,8 @@ type workersCall struct {
 	Name string
 }
 
-const (
-	listWorkers   = "list"
-	quietWorkers  = "quiet"
-	resumeWorkers = "resume"
-)
+const listWorkers, quietWorkers, resumeWorkers = "list", "quiet", "resume"
 
-// askNodes asks all other nodes of a cluster.
 func (q *Queue) askNodes(ctx context.Context, c *workersCall) []cluster.Answer {
 	if q.node == nil {
 		return nil
@@ -129,7 +110,6 @@ func (q *Queue) askNodes(ctx context.Context, c *workersCall) []cluster.Answer {
 	return q.node.AskNodes(ctx, wire.AppendJSON(nil, c))
 }
 
-// serveNode answers another node.
 func (q *Queue) serveNode(ctx context.Context, body []byte) ([]byte, error) {
 	if answer := q.slow.Answer(body); answer != nil {
 		return answer, nil
@@ -161,12 +141,8 @@ func (q *Queue) tellWorkers(ctx context.Context, c *workersCall) error {
 	errs := []error{own}
 	for _, a := range answers {
 		var n int
-		if a.Err == nil {
-			a.Err = json.Unmarshal(a.Body, &n)
-		}
-		if told += n; a.Err != nil {
-			errs = append(errs, a.Err)
-		}
+		errs = append(errs, a.Read(&n))
+		told += n
 	}
 	switch err := errors.Join(errs...); {
 	case err != nil:
@@ -177,7 +153,6 @@ func (q *Queue) tellWorkers(ctx context.Context, c *workersCall) error {
 	return nil
 }
 
-// ownWorkers describes the workers of this process.
 func (q *Queue) ownWorkers() []WorkerInfo {
 	infos := []WorkerInfo{}
 	for r := range q.runs.All {
@@ -186,9 +161,9 @@ func (q *Queue) ownWorkers() []WorkerInfo {
 			w.Node = q.node.Self().Node
 		}
 		w.Busy, w.Quiet = r.pool.State()
-		for t, since := range r.pool.Hung {
+		for t, h := range r.pool.Hung {
 			for _, f := range tasksOf(t) {
-				w.Hung = append(w.Hung, HungHandler{f.lease.ID, f.lease.Queue, f.lease.Attempt, since.UTC()})
+				w.Hung = append(w.Hung, HungHandler{f.lease.ID, f.lease.Queue, f.lease.Attempt, h.Since.UTC(), h.Replaced})
 			}
 		}
 		infos = append(infos, w)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -214,6 +215,86 @@ func TestQuietDuringCommit(t *testing.T) {
 		queuetest.Produce(t, q, codeq.Task{Queue: "a"})
 		time.Sleep(time.Hour)
 		require.EqualValues(t, 1, handled.Load())
+		require.NoError(t, run.End(nil))
+	})
+}
+
+// TestStuckBatch: a batch that goes on after the Timeout of its tasks is one handler.
+func TestStuckBatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := queuetest.OpenForRun(t, codeq.Options{})
+		release := make(chan struct{})
+		var m codeq.Mux
+		codeq.HandleBatch(&m, "a", codeq.BatchOptions{Max: 3}, func(_ context.Context, jobs []*codeq.Job[[]byte]) []error {
+			<-release
+			return make([]error, len(jobs))
+		}, codeq.Policy{Timeout: time.Second})
+		queuetest.Produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
+		run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 1, ReplaceStuck: 1})
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.Len(t, run.Reported(), 3)
+		info, err := q.ProcessInfo(t.Context())
+		require.NoError(t, err)
+		require.EqualValues(t, 1, info.Stuck)
+		workers, err := q.Workers(t.Context())
+		require.NoError(t, err)
+		require.Len(t, workers[0].Hung, 3)
+		require.True(t, workers[0].Hung[2].Replaced)
+		close(release)
+		require.NoError(t, run.End(nil))
+	})
+}
+
+// TestReplaceStuck: a handler that goes on after its Timeout gives its place to another one, up to
+// the bound. OnError, Workers and ProcessInfo show it.
+func TestReplaceStuck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := queuetest.OpenForRun(t, codeq.Options{})
+		release, done, begun := make(chan struct{}), 0, time.Now()
+		var m codeq.Mux
+		codeq.Handle(&m, "stuck", func(_ context.Context, j *codeq.Job[[]byte]) error {
+			<-release
+			if string(j.Payload) == "exits" {
+				runtime.Goexit()
+			}
+			return nil
+		}, codeq.Policy{Timeout: 10 * time.Second})
+		codeq.Handle(&m, "good", func(context.Context, *codeq.Job[[]byte]) error { done++; return nil })
+		run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 1, ReplaceStuck: 2, Queues: []string{"stuck", "good"}})
+		ids := queuetest.Produce(t, q, codeq.Task{Queue: "stuck"}, codeq.Task{Queue: "stuck", Payload: []byte("exits")}, codeq.Task{Queue: "stuck"})
+		queuetest.Produce(t, q, codeq.Task{Queue: "good"})
+		time.Sleep(10*time.Second + 500*time.Millisecond)
+		synctest.Wait()
+		require.Empty(t, run.Reported())
+		time.Sleep(40 * time.Second)
+		synctest.Wait()
+		for _, err := range run.Reported() {
+			require.ErrorIs(t, err, codeq.ErrHandlersRunning)
+		}
+		require.Len(t, run.Reported(), 3)
+		workers, err := q.Workers(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, 3, workers[0].Busy)
+		require.Len(t, workers[0].Hung, 3)
+		for i, h := range workers[0].Hung {
+			at := begun.Add(time.Duration(10+11*i) * time.Second).UTC()
+			require.Equal(t, codeq.HungHandler{ID: ids[i], Queue: "stuck", Attempt: 1, Since: at, Replaced: i < 2}, h)
+		}
+		info, err := q.ProcessInfo(t.Context())
+		require.NoError(t, err)
+		require.EqualValues(t, 3, info.Stuck)
+		require.Zero(t, done, "the third keeps its place")
+
+		close(release)
+		synctest.Wait()
+		require.Equal(t, 1, done)
+		workers, err = q.Workers(t.Context())
+		require.NoError(t, err)
+		require.Zero(t, workers[0].Busy)
+		queuetest.Produce(t, q, codeq.Task{Queue: "good"})
+		synctest.Wait()
+		require.Equal(t, 2, done)
 		require.NoError(t, run.End(nil))
 	})
 }

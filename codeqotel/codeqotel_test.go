@@ -44,6 +44,12 @@ func observe(t *testing.T, opts codeqotel.Options) *telemetry {
 	return o
 }
 
+// options returns options with the middleware of produces.
+func (o *telemetry) options(opts codeq.Options) *codeq.Options {
+	opts.Producing = []codeq.ProduceMiddleware{o.otel.ProduceMiddleware}
+	return &opts
+}
+
 // named returns the spans of a name, in the order of their ends.
 func (o *telemetry) named(name string) (spans []tracetest.SpanStub) {
 	for _, s := range o.spans.GetSpans() {
@@ -92,10 +98,10 @@ func (o *telemetry) points(t *testing.T, name string) map[string]int64 {
 // TestLinkedSpans: the span of an attempt is linked to that of the producer, and follow-ups go on
 // with the trace of the attempt.
 func TestLinkedSpans(t *testing.T) {
-	codeqtest.Test(t, nil, func(t *testing.T, q *codeqtest.Queue) {
-		o := observe(t, codeqotel.Options{})
+	o := observe(t, codeqotel.Options{})
+	codeqtest.Test(t, o.options(codeq.Options{}), func(t *testing.T, q *codeqtest.Queue) {
 		ctx, request := o.tracer.Start(t.Context(), "request")
-		id, err := o.otel.Produce(ctx, q, codeq.Task{Queue: "mail", Payload: []byte("hello"), Headers: map[string]string{"a": "b"}})
+		id, err := q.Produce(ctx, codeq.Task{Queue: "mail", Payload: []byte("hello"), Headers: map[string]string{"a": "b"}})
 		require.NoError(t, err)
 		request.End()
 
@@ -106,7 +112,7 @@ func TestLinkedSpans(t *testing.T) {
 		codeq.Handle(&mux, "mail", func(ctx context.Context, job *codeq.Job[[]byte]) error {
 			seen, inHandler = maps.Clone(job.Headers), trace.SpanContextFromContext(ctx)
 			job.FollowUp(codeq.Task{Queue: "log"})
-			_, err := o.otel.Produce(ctx, q, codeq.Task{Queue: "index"})
+			_, err := q.Produce(ctx, codeq.Task{Queue: "index"})
 			return err
 		})
 		codeq.Handle(&mux, "log", func(context.Context, *codeq.Job[[]byte]) error { return nil })
@@ -142,16 +148,16 @@ func TestLinkedSpans(t *testing.T) {
 
 // TestSameTrace: the span of an attempt may be a child of that of the producer.
 func TestSameTrace(t *testing.T) {
-	codeqtest.Test(t, nil, func(t *testing.T, q *codeqtest.Queue) {
-		o := observe(t, codeqotel.Options{
-			SameTrace:  true,
-			Propagator: propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{}),
-		})
+	o := observe(t, codeqotel.Options{
+		SameTrace:  true,
+		Propagator: propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{}),
+	})
+	codeqtest.Test(t, o.options(codeq.Options{}), func(t *testing.T, q *codeqtest.Queue) {
 		member, err := baggage.NewMember("user", "anna")
 		require.NoError(t, err)
 		carried, err := baggage.New(member)
 		require.NoError(t, err)
-		_, err = o.otel.Produce(baggage.ContextWithBaggage(t.Context(), carried), q, codeq.Task{Queue: "mail"})
+		_, err = q.Produce(baggage.ContextWithBaggage(t.Context(), carried), codeq.Task{Queue: "mail"})
 		require.NoError(t, err)
 		var mux codeq.Mux
 		mux.Use(o.otel.Middleware)
@@ -170,10 +176,10 @@ func TestSameTrace(t *testing.T) {
 // TestFailures: an error is in the span and in the metrics, with the verdict. A task that the
 // worker gives back has no error.
 func TestFailures(t *testing.T) {
-	opts := &codeq.Options{MaxAttempts: 2, Backoff: codeq.Backoff{Base: time.Second, Max: time.Second}}
+	o := observe(t, codeqotel.Options{})
+	opts := o.options(codeq.Options{MaxAttempts: 2, Backoff: codeq.Backoff{Base: time.Second, Max: time.Second}})
 	codeqtest.Test(t, opts, func(t *testing.T, q *codeqtest.Queue) {
-		o := observe(t, codeqotel.Options{})
-		_, err := o.otel.ProduceBatch(t.Context(), q, []codeq.Task{{Queue: "mail"}, {Queue: "mail"}})
+		_, err := q.ProduceBatch(t.Context(), []codeq.Task{{Queue: "mail"}, {Queue: "mail"}})
 		require.NoError(t, err)
 		calls := 0
 		var mux codeq.Mux
@@ -216,15 +222,15 @@ func TestFailures(t *testing.T) {
 
 // TestBatches: a batch has one span. Tasks are not changed, and keep a trace context of their own.
 func TestBatches(t *testing.T) {
-	q := codeqtest.Open(t, nil)
 	o := observe(t, codeqotel.Options{})
+	q := codeqtest.Open(t, o.options(codeq.Options{}))
 	const own = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 	tasks := []codeq.Task{
 		{Queue: "a"},
 		{Queue: "b", Headers: map[string]string{"traceparent": own}},
 		{Queue: "b", Headers: map[string]string{"x": "y"}},
 	}
-	ids, err := o.otel.ProduceBatch(t.Context(), q, tasks)
+	ids, err := q.ProduceBatch(t.Context(), tasks)
 	require.NoError(t, err)
 	require.Nil(t, tasks[0].Headers)
 	require.Equal(t, map[string]string{"x": "y"}, tasks[2].Headers)
@@ -242,7 +248,7 @@ func TestBatches(t *testing.T) {
 		require.Contains(t, parents[n], send.SpanContext.SpanID().String())
 	}
 
-	_, err = o.otel.Produce(t.Context(), q, codeq.Task{})
+	_, err = q.Produce(t.Context(), codeq.Task{})
 	require.ErrorIs(t, err, codeq.ErrInvalid)
 	refused := o.named("send")[1]
 	require.Equal(t, codes.Error, refused.Status.Code)
@@ -256,9 +262,9 @@ func TestBatches(t *testing.T) {
 
 // TestDefaults: without options and without providers, only the telemetry is lost.
 func TestDefaults(t *testing.T) {
-	q := codeqtest.Open(t, nil)
 	otel, err := codeqotel.New(nil)
 	require.NoError(t, err)
+	q := codeqtest.Open(t, &codeq.Options{Producing: []codeq.ProduceMiddleware{otel.ProduceMiddleware}})
 	var mux codeq.Mux
 	mux.Use(otel.Middleware)
 	worked := false
@@ -266,7 +272,7 @@ func TestDefaults(t *testing.T) {
 		worked = true
 		return nil
 	})
-	id, err := otel.Produce(t.Context(), q, codeq.Task{Queue: "mail"})
+	id, err := q.Produce(t.Context(), codeq.Task{Queue: "mail"})
 	require.NoError(t, err)
 	info, err := q.Get(t.Context(), id)
 	require.NoError(t, err)
@@ -275,38 +281,34 @@ func TestDefaults(t *testing.T) {
 	require.True(t, worked)
 }
 
-// TestSameAsWrapped: Produce in a span returns the same value and error as without it; a trace that
-// does not fit is left out.
+// TestSameAsWrapped: a produce in a span returns the same values and error as without it; a trace
+// that does not fit is left out.
 func TestSameAsWrapped(t *testing.T) {
 	q := codeqtest.Open(t, &codeq.Options{Limits: codeq.Limits{Headers: 70}})
 	o := observe(t, codeqotel.Options{})
+	next := func(ctx context.Context, p codeq.Producing) ([]codeq.ID, error) { return q.ProduceBatch(ctx, p.Tasks) }
+	traced := func(tasks ...codeq.Task) ([]codeq.ID, error) {
+		return o.otel.ProduceMiddleware(next)(t.Context(), codeq.Producing{Tasks: tasks})
+	}
 	same := func(task codeq.Task) {
 		t.Helper()
-		id, err := q.Produce(t.Context(), task)
-		tracedID, traced := o.otel.Produce(t.Context(), q, task)
-		require.Error(t, err)
-		require.EqualError(t, traced, err.Error())
-		require.Equal(t, id, tracedID)
 		ids, err := q.ProduceBatch(t.Context(), []codeq.Task{task, task})
-		tracedIDs, traced := o.otel.ProduceBatch(t.Context(), q, []codeq.Task{task, task})
-		require.EqualError(t, traced, err.Error())
+		tracedIDs, tracedErr := traced(task, task)
+		require.Error(t, err)
+		require.EqualError(t, tracedErr, err.Error())
 		require.Equal(t, ids, tracedIDs)
 	}
-	first, err := o.otel.Produce(t.Context(), q, codeq.Task{Queue: "a", Unique: codeq.Unique{Key: "k"}})
+	keyed := codeq.Task{Queue: "a", Unique: codeq.Unique{Key: "k"}}
+	_, err := traced(keyed)
 	require.NoError(t, err)
-	same(codeq.Task{Queue: "a", Unique: codeq.Unique{Key: "k"}})
+	same(keyed)
 	same(codeq.Task{})
 	same(codeq.Task{Queue: "a", Headers: map[string]string{"x": strings.Repeat("y", 70)}})
-	id, err := o.otel.Produce(t.Context(), q, codeq.Task{Queue: "a", Unique: codeq.Unique{Key: "k"}})
-	require.ErrorIs(t, err, codeq.ErrDuplicate)
-	require.Equal(t, first, id)
 
 	full := codeq.Task{Queue: "a", Headers: map[string]string{"x": strings.Repeat("y", 69)}}
-	id, err = o.otel.Produce(t.Context(), q, full)
+	ids, err := traced(full, codeq.Task{Queue: "a"})
 	require.NoError(t, err)
-	ids, err := o.otel.ProduceBatch(t.Context(), q, []codeq.Task{full, {Queue: "a"}})
-	require.NoError(t, err)
-	for _, id := range append(ids, id) {
+	for _, id := range ids {
 		info, err := q.Get(t.Context(), id)
 		require.NoError(t, err)
 		require.NotContains(t, info.Headers, "traceparent")
@@ -326,8 +328,8 @@ func (e namedError) ErrorType() string { return string(e) }
 // TestErrorsOfHandlers: with any error of a handler, its attempt ends as without the middleware.
 // The span has a text in UTF-8, without the stack of a panic.
 func TestErrorsOfHandlers(t *testing.T) {
-	codeqtest.Test(t, &codeq.Options{MaxAttempts: 1}, func(t *testing.T, q *codeqtest.Queue) {
-		o := observe(t, codeqotel.Options{})
+	o := observe(t, codeqotel.Options{})
+	codeqtest.Test(t, o.options(codeq.Options{MaxAttempts: 1}), func(t *testing.T, q *codeqtest.Queue) {
 		var mux codeq.Mux
 		mux.Use(o.otel.Middleware)
 		work := map[string]func() error{
@@ -338,7 +340,7 @@ func TestErrorsOfHandlers(t *testing.T) {
 		}
 		for queue, f := range work {
 			codeq.Handle(&mux, queue, func(context.Context, *codeq.Job[[]byte]) error { return f() })
-			_, err := o.otel.Produce(t.Context(), q, codeq.Task{Queue: queue})
+			_, err := q.Produce(t.Context(), codeq.Task{Queue: queue})
 			require.NoError(t, err)
 		}
 		q.Drain(&mux)

@@ -70,12 +70,13 @@ func textOf(err error) (text string) {
 // valid returns a text in UTF-8, as OpenTelemetry requires.
 func valid(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
-// isInternal reports whether the type of an error is an unexported one of codeq.
+// isInternal reports whether the type of an error is one of codeq that users cannot name.
 func isInternal(err error) bool {
 	t := reflect.TypeOf(err)
 	if t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
 	first, _ := utf8.DecodeRuneInString(t.Name())
-	return t.PkgPath() == reflect.TypeFor[codeq.Queue]().PkgPath() && !unicode.IsUpper(first)
+	of := reflect.TypeFor[codeq.Queue]().PkgPath()
+	return t.PkgPath() == of && !unicode.IsUpper(first) || strings.HasPrefix(t.PkgPath(), of+"/internal/")
 }

@@ -16,18 +16,17 @@ func Example() {
 	dir, err := os.MkdirTemp("", "codeq-example-")
 	check(err)
 	defer os.RemoveAll(dir)
-	q, err := codeq.Open(dir, nil)
-	check(err)
-	defer q.Close()
-
 	exporter := tracetest.NewInMemoryExporter() // a program has one that sends spans to a collector
 	otel, err := codeqotel.New(&codeqotel.Options{
 		TracerProvider: sdktrace.NewTracerProvider(sdktrace.WithSyncer(exporter)),
 	})
 	check(err)
+	q, err := codeq.Open(dir, &codeq.Options{Producing: []codeq.ProduceMiddleware{otel.ProduceMiddleware}})
+	check(err)
+	defer q.Close()
 
 	ctx, stop := context.WithCancel(context.Background())
-	_, err = otel.Produce(ctx, q, codeq.Task{Queue: "mail", Payload: []byte(`"ann@example.org"`)})
+	_, err = q.Produce(ctx, codeq.Task{Queue: "mail", Payload: []byte(`"ann@example.org"`)})
 	check(err)
 	var mux codeq.Mux
 	mux.Use(otel.Middleware)

@@ -54,6 +54,9 @@ func (i *Instrumentation) begin(ctx context.Context, l *codeq.Lease) (context.Co
 			attribute.Int("codeq.task.attempt", l.Attempt),
 		)...),
 	}
+	if l.Kind != "" {
+		opts = append(opts, trace.WithAttributes(attribute.String("codeq.task.kind", valid(l.Kind))))
+	}
 	producer := i.propagator.Extract(context.WithoutCancel(ctx), propagation.MapCarrier(l.Headers))
 	ctx = baggage.ContextWithBaggage(ctx, baggage.FromContext(producer))
 	if sc := trace.SpanContextFromContext(producer); sc.IsValid() && sc.IsRemote() {

@@ -16,35 +16,24 @@ import (
 	"codeq"
 )
 
-// Producer is a [codeq.Queue], or a replacement in a test.
-type Producer interface {
-	Produce(ctx context.Context, t codeq.Task) (codeq.ID, error)
-	ProduceBatch(ctx context.Context, tasks []codeq.Task) ([]codeq.ID, error)
-}
-
-// Produce is [codeq.Queue.Produce] in a span. It stores the span's trace context in the headers of
-// the task, unless the task already has one, or its limits leave no room for it. It returns the
-// same.
-func (i *Instrumentation) Produce(ctx context.Context, q Producer, t codeq.Task) (id codeq.ID, err error) {
-	_, err = i.send(ctx, []codeq.Task{t}, func(ctx context.Context, tasks []codeq.Task) ([]codeq.ID, error) {
-		id, err = q.Produce(ctx, tasks[0])
-		return []codeq.ID{id}, err
-	})
-	return id, err
-}
-
-// ProduceBatch is [codeq.Queue.ProduceBatch] in a span. It stores the span's trace context in the
-// headers of the tasks that have none; in no task of the batch if the limits leave no room for it.
-// It returns the same, and does not change tasks.
-func (i *Instrumentation) ProduceBatch(ctx context.Context, q Producer, tasks []codeq.Task) ([]codeq.ID, error) {
-	return i.send(ctx, tasks, q.ProduceBatch)
+// ProduceMiddleware is a [codeq.ProduceMiddleware], for [codeq.Options].Producing: it begins a span
+// for each call that produces tasks, and measures it. It stores the span's trace context in the
+// headers of the tasks that have none; in no task of a batch if the limits leave no room for it.
+// Follow-ups have no span: they inherit the trace context of their task. Nor have schedules, whose
+// tasks begin traces of their own.
+func (i *Instrumentation) ProduceMiddleware(next codeq.ProduceFunc) codeq.ProduceFunc {
+	return func(ctx context.Context, p codeq.Producing) ([]codeq.ID, error) {
+		if p.FollowUp || p.Schedule != "" {
+			return next(ctx, p)
+		}
+		return i.send(ctx, p, next)
+	}
 }
 
 // send produces tasks in a span. If they are refused with the trace context, it produces them
 // without it.
-func (i *Instrumentation) send(
-	ctx context.Context, tasks []codeq.Task, produce func(context.Context, []codeq.Task) ([]codeq.ID, error),
-) ([]codeq.ID, error) {
+func (i *Instrumentation) send(ctx context.Context, p codeq.Producing, next codeq.ProduceFunc) ([]codeq.ID, error) {
+	tasks := p.Tasks
 	queue := queueOf(tasks)
 	attrs := append(about(queue, nil),
 		semconv.MessagingSystemKey.String(string(system)),
@@ -61,14 +50,15 @@ func (i *Instrumentation) send(
 	ctx, span := i.tracer.Start(ctx, name, trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(attrs...))
 	defer span.End()
 
-	traced := slices.Clone(tasks)
-	for n := range traced {
-		traced[n].Headers = i.inject(ctx, traced[n].Headers)
+	p.Tasks = slices.Clone(tasks)
+	for n := range p.Tasks {
+		p.Tasks[n].Headers = i.inject(ctx, p.Tasks[n].Headers)
 	}
 	began := time.Now()
-	ids, err := produce(ctx, traced)
-	if errors.Is(err, codeq.ErrInvalid) { // nothing was stored
-		ids, err = produce(ctx, tasks)
+	ids, err := next(ctx, p)
+	if _, each := errors.AsType[*codeq.BatchError](err); !each && errors.Is(err, codeq.ErrInvalid) { // nothing was stored
+		p.Tasks = tasks
+		ids, err = next(ctx, p)
 	}
 	took := time.Since(began)
 

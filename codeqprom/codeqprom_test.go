@@ -147,7 +147,7 @@ func TestCollector(t *testing.T) {
 			"event=produced,queue=later": 1, "event=produced,queue=idle": 1, "event=produced,queue=mail": 3,
 			"event=claimed,queue=mail": 3, "event=completed,queue=mail": 1, "event=dead,queue=mail": 1,
 		}, nonzero(values(f["codeq_task_events_total"])))
-		require.Len(t, f["codeq_task_events_total"].Metric, 3*8, "all events of all queues")
+		require.Len(t, f["codeq_task_events_total"].Metric, 3*9, "all events of all queues")
 		require.Equal(t, map[string]float64{"queue=mail": 2}, values(f["codeq_task_wait_seconds"]), "that have returned")
 		wait := f["codeq_task_wait_seconds"].Metric[0].Histogram
 		require.InDelta(t, 60, wait.GetSampleSum(), 0.1)
@@ -159,6 +159,7 @@ func TestCollector(t *testing.T) {
 		for _, b := range took.Bucket {
 			require.EqualValues(t, map[bool]int{false: 1, true: 2}[b.GetUpperBound() >= 0.02], b.GetCumulativeCount(), b)
 		}
+		require.Equal(t, map[string]float64{"queue=mail,verdict=completed": 1, "queue=mail,verdict=dead-letter": 1}, nonzero(values(f["codeq_handlers_total"])))
 		require.Equal(t, map[string]float64{"state=busy": 1, "state=idle": 4, "state=quiet": 0}, values(f["codeq_workers"]))
 		require.Equal(t, map[string]float64{"shard=0": 1, "shard=1": 1}, values(f["codeq_shard_up"]))
 		require.Equal(t, map[string]float64{"shard=0": 0, "shard=1": 0}, values(f["codeq_inbox_operations"]))
@@ -176,6 +177,35 @@ func TestCollector(t *testing.T) {
 
 		require.NoError(t, q.QuietWorkers(ctx, "w"))
 		require.Equal(t, map[string]float64{"state=busy": 1, "state=idle": 0, "state=quiet": 4}, values(gather(t, c)["codeq_workers"]))
+		stop()
+		require.NoError(t, <-done)
+	})
+}
+
+// TestVerdicts: all verdicts of handlers are counted, those of steps and batches too.
+func TestVerdicts(t *testing.T) {
+	watched(t, nil, codeq.Options{}, func(t *testing.T, q *codeqtest.Queue, c *codeqprom.Collector) {
+		var m codeq.Mux
+		codeq.Handle(&m, "steps", func(ctx context.Context, _ *codeq.Job[[]byte]) error { return codeq.Sleep(ctx, "night", time.Minute) })
+		codeq.HandleBatch(&m, "batch", codeq.BatchOptions{}, func(_ context.Context, jobs []*codeq.Job[[]byte]) []error {
+			errs := make([]error, len(jobs))
+			errs[0] = codeq.Snooze(time.Hour)
+			return errs
+		})
+		produce(t, q.Queue, codeq.Task{Queue: "steps"}, codeq.Task{Queue: "batch"}, codeq.Task{Queue: "batch"})
+		running, stop := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- q.Run(running, &m, nil) }()
+		told()
+		all := values(gather(t, c)["codeq_handlers_total"])
+		require.Len(t, all, 2*8, "all verdicts of both queues")
+		require.Equal(t, map[string]float64{
+			"queue=steps,verdict=suspended": 1, "queue=batch,verdict=released": 1, "queue=batch,verdict=completed": 1,
+		}, nonzero(all))
+		batches := gather(t, c)["codeq_batch_tasks"].Metric
+		require.Len(t, batches, 1)
+		require.EqualValues(t, 1, batches[0].Histogram.GetSampleCount(), "of two tasks")
+		require.EqualValues(t, 2, batches[0].Histogram.GetSampleSum())
 		stop()
 		require.NoError(t, <-done)
 	})
@@ -368,7 +398,7 @@ func TestCountersBeginAtZero(t *testing.T) {
 		require.NotContains(t, gather(t, c), "codeq_task_events_total")
 		c.Observer(nil)
 		events := values(gather(t, c)["codeq_task_events_total"])
-		require.Len(t, events, 8)
+		require.Len(t, events, 9)
 		require.Empty(t, nonzero(events))
 	})
 }

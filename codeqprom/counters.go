@@ -27,7 +27,9 @@ type counters struct {
 // queueCounters has the counters of one label.
 type queueCounters struct {
 	events        codeq.Totals
-	waits, worked *histogram // nil: no handler has returned
+	waits, worked *histogram                     // nil: no handler has returned
+	batches       *histogram                     // nil: no batch handler has
+	verdicts      [codeq.VerdictSuspended]uint64 // of handlers, from VerdictCompleted on
 }
 
 func newCounters(maxQueues int) counters {
@@ -94,7 +96,7 @@ func (c *counters) add(o *codeq.Observation) {
 			h = newHistogram(commitBuckets)
 			c.commits[s.Shard] = h
 		}
-		h.observe(s.Took)
+		h.observe(s.Took.Seconds())
 	}
 	for i := range o.Handlers {
 		s := &o.Handlers[i]
@@ -102,8 +104,15 @@ func (c *counters) add(o *codeq.Observation) {
 		if q.waits == nil {
 			q.waits, q.worked = newHistogram(waitBuckets), newHistogram(handlerBuckets)
 		}
-		q.waits.observe(s.Wait)
-		q.worked.observe(s.Took)
+		q.waits.observe(s.Wait.Seconds())
+		q.worked.observe(s.Took.Seconds())
+		q.verdicts[s.Verdict-codeq.VerdictCompleted]++
+		if s.Batch > 0 {
+			if q.batches == nil {
+				q.batches = newHistogram(batchBuckets)
+			}
+			q.batches.observe(float64(s.Batch))
+		}
 	}
 	c.missed.commits += o.MissedCommits
 	c.missed.handlers += o.MissedHandlers
@@ -116,18 +125,20 @@ func addTotals(to, n *codeq.Totals) {
 	to.Retried += n.Retried
 	to.Expired += n.Expired
 	to.Released += n.Released
+	to.Unhandled += n.Unhandled
 	to.Dead += n.Dead
 	to.Canceled += n.Canceled
 }
 
-// The upper bounds of histograms, in seconds.
+// The upper bounds of histograms, in seconds; of batchBuckets, in tasks.
 var (
 	waitBuckets    = []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600, 6 * 3600}
 	handlerBuckets = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800}
+	batchBuckets   = []float64{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000}
 	commitBuckets  = []float64{.00005, .0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5}
 )
 
-// histogram counts durations.
+// histogram counts values.
 type histogram struct {
 	bounds []float64 // upper bounds, inclusive, ascending
 	counts []uint64  // by bucket; the last one is above all bounds
@@ -138,13 +149,12 @@ func newHistogram(bounds []float64) *histogram {
 	return &histogram{bounds: bounds, counts: make([]uint64, len(bounds)+1)}
 }
 
-func (h *histogram) observe(d time.Duration) {
-	s := d.Seconds()
-	h.counts[sort.SearchFloat64s(h.bounds, s)]++
-	h.sum += s
+func (h *histogram) observe(v float64) {
+	h.counts[sort.SearchFloat64s(h.bounds, v)]++
+	h.sum += v
 }
 
-// cumulative returns the number of durations within each bound, and of all.
+// cumulative returns the number of values within each bound, and of all.
 func (h *histogram) cumulative() (within map[float64]uint64, count uint64) {
 	within = make(map[float64]uint64, len(h.bounds))
 	for i, bound := range h.bounds {

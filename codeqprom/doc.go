@@ -17,6 +17,8 @@
 //	codeq_task_events_total{queue,event}     counter    changes of tasks, by codeq.EventKind
 //	codeq_task_wait_seconds{queue}           histogram  from ready to claimed, of tasks run here
 //	codeq_handler_seconds{queue}             histogram  of handlers of Run here
+//	codeq_handlers_total{queue,verdict}      counter    of handlers of Run here, by codeq.Verdict
+//	codeq_batch_tasks{queue}                 histogram  of tasks in the calls of batch handlers of Run here
 //	codeq_workers{state}                     gauge      handlers that Run may run here: busy, idle, quiet
 //	codeq_commit_seconds{shard}              histogram  of commits
 //	codeq_owner_upkeep_seconds{kind}         histogram  of the upkeep of shards' owners (codeq.UpkeepKind)
@@ -30,6 +32,7 @@
 //	codeq_schedule_late_seconds{shard}       gauge      delay of the latest tick of a schedule
 //	codeq_events_lost_total                  counter    by the subscriptions of this process
 //	codeq_tasks_crashed_total                counter    tasks that came back since their process had died
+//	codeq_handlers_stuck_total               counter    handlers that went on after their Timeout
 //	codeq_suspects                           gauge      tasks at work that may have ended a process
 //	codeq_raft_lag_entries{shard,node}       gauge      entries that a follower has yet to apply
 //	codeq_raft_follower_up{shard,node}       gauge      1 if a follower answers and counts

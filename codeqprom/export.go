@@ -26,6 +26,8 @@ var (
 	events        = desc("task_events_total", "Changes of tasks, by kind, in the shards that this process has led.", "queue", "event")
 	taskWait      = desc("task_wait_seconds", "How long tasks that this process has worked on had been ready when they were claimed.", "queue")
 	handlerTook   = desc("handler_seconds", "How long the handlers of this process have taken.", "queue")
+	verdicts      = desc("handlers_total", "Handlers of this process that have returned, by verdict.", "queue", "verdict")
+	batchTasks    = desc("batch_tasks", "How many tasks the calls of the batch handlers of this process had.", "queue")
 	workers       = desc("workers", "Handlers that this process may run at a time: busy ones, idle ones, and idle ones that are to take no tasks (quiet).", "state")
 	commitTook    = desc("commit_seconds", "How long commits of a shard have taken, in a cluster to a majority, while this process led it.", "shard")
 	upkeepTook    = desc("owner_upkeep_seconds", "How long the upkeep of shards' owners has taken, by kind.", "kind")
@@ -39,6 +41,7 @@ var (
 	scheduleLate  = desc("schedule_late_seconds", "How late the latest tick of a schedule is that has not produced its task yet, in a shard that this process leads.", "shard")
 	eventsLost    = desc("events_lost_total", "Events that subscriptions of this process have lost.")
 	crashed       = desc("tasks_crashed_total", "Tasks that have come back to this process since theirs had died with them at work.")
+	stuck         = desc("handlers_stuck_total", "Handlers of this process that have gone on after the timeout of their task.")
 	suspects      = desc("suspects", "Tasks at work that may have ended a process, and hold up further ones.")
 	raftLag       = desc("raft_lag_entries", "Entries that the leader of a shard, this process, has applied and another node has not.", "shard", "node")
 	raftFollower  = desc("raft_follower_up", "Whether another node answers and counts in majorities of a shard that this process leads.", "shard", "node")
@@ -114,6 +117,7 @@ func (e *export) process(got *scrape) {
 	e.gauge(workers, float64(quiet), "quiet")
 	e.counter(eventsLost, p.EventsLost)
 	e.counter(crashed, p.Crashed)
+	e.counter(stuck, p.Stuck)
 	e.gauge(suspects, float64(p.Suspects))
 	e.gauge(diskStalled, p.Stalled.Seconds(), "log")
 	for i := range p.Shards {
@@ -235,15 +239,22 @@ func (c *Collector) exportCounters(e *export) {
 			{codeq.EventCompleted, t.Completed},
 			{codeq.EventRetried, t.Retried},
 			{codeq.EventReleased, t.Released},
+			{codeq.EventUnhandled, t.Unhandled},
 			{codeq.EventDeadLettered, t.Dead},
 			{codeq.EventCanceled, t.Canceled},
 			{codeq.EventExpired, t.Expired},
 		} {
 			e.counter(events, of.n, label, of.kind.String())
 		}
+		if q.batches != nil {
+			e.histogram(batchTasks, q.batches, label)
+		}
 		if q.waits != nil {
 			e.histogram(taskWait, q.waits, label)
 			e.histogram(handlerTook, q.worked, label)
+			for i, n := range q.verdicts {
+				e.counter(verdicts, n, label, (codeq.VerdictCompleted + codeq.Verdict(i)).String())
+			}
 		}
 	}
 	for shard, h := range c.told.commits {

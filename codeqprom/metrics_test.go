@@ -164,6 +164,19 @@ func produceAndRun(t *testing.T, q *codeq.Queue) {
 	require.NoError(t, <-done)
 }
 
+// runBatch makes a value for the metric of batch handlers.
+func runBatch(t *testing.T, q *codeq.Queue) {
+	t.Helper()
+	running, stop := context.WithCancel(t.Context())
+	var m codeq.Mux
+	codeq.HandleBatch(&m, "batch", codeq.BatchOptions{}, func(context.Context, []*codeq.Job[[]byte]) []error {
+		stop()
+		return nil
+	})
+	produce(t, q, codeq.Task{Queue: "batch"})
+	require.NoError(t, q.Run(running, &m, nil))
+}
+
 // row is a line of the table in doc.go.
 var row = regexp.MustCompile(`(?m)^//	(codeq_\w+)(?:\{([\w,]*)\})?\s+(gauge|counter|histogram)\s`)
 
@@ -184,6 +197,7 @@ func TestDocumented(t *testing.T) {
 	for _, n := range nodes {
 		produceAndRun(t, n.Queue)
 	}
+	runBatch(t, nodes[0].Queue)
 	require.Eventually(t, func() bool {
 		for _, n := range nodes {
 			for name, f := range gather(t, n.metrics) {

@@ -260,6 +260,7 @@ func TestPrometheus(t *testing.T) {
 	is(`max by (shard) (codeq_shard_up)`, map[string]string{"shard=0": "1", "shard=1": "1", "shard=2": "1"})
 	is(`sum(codeq_raft_follower_up)`, map[string]string{"": "6"})
 
+	runBatch(t, nodes[0].Queue)
 	dashboard := strings.NewReplacer("$job", "codeq", "$queue", ".*", "$__rate_interval", "1m")
 	for _, expr := range panels(t) {
 		expr = dashboard.Replace(expr)

@@ -151,7 +151,7 @@ func (t *Tables) each(ctx context.Context, db DB, scan func(*sql.Rows) (more boo
 	return rows.Err()
 }
 
-// failed says what has failed.
+// failed adds the failed step to an error.
 func failed(what string, err *error) {
 	if *err != nil {
 		*err = fmt.Errorf("codeqsql: %s: %w", what, *err)

@@ -24,9 +24,9 @@
 //
 // A row is produced with an idempotency key, [KeyFor] long, and deleted when the queue has
 // acknowledged it. So a task is produced exactly once, though relay, queue and database are killed
-// at any moment, and though several relays work on one database at a time: they exclude nobody, and
-// the key ends their duplicates. What was sent for the first time too long ago to rely on its key,
-// and may have been produced, is not sent again, but set aside and reported ([ErrStuck]).
+// at any moment, and though several relays work on one database at a time: they need no lock, and
+// the key ends their duplicates. A row that was first sent too long ago to rely on its key may have
+// been produced: it is not sent again, but set aside and reported ([ErrStuck]).
 //
 // Tasks of a Group are produced in the order of their rows, whatever fails, if their transactions
 // followed each other. One that began later and was committed earlier has no place before or after

@@ -61,7 +61,7 @@ func (t *Tables) check(task *codeq.Task) error {
 		return &codeq.InvalidError{Field: "Task.Queue", Value: `""`, Limit: "a name"}
 	}
 	for _, f := range []struct{ name, value string }{
-		{"Queue", task.Queue}, {"Tenant", task.Tenant}, {"Group", task.Group}, {"LimitKey", task.LimitKey}, {"Unique.Key", task.Unique.Key},
+		{"Queue", task.Queue}, {"Tenant", task.Tenant}, {"Group", task.Group}, {"LimitKey", task.LimitKey}, {"Kind", task.Kind}, {"Unique.Key", task.Unique.Key},
 	} {
 		if err := checkText("Task."+f.name, f.value, t.limits.Name); err != nil {
 			return err
@@ -95,6 +95,11 @@ func (t *Tables) check(task *codeq.Task) error {
 			return &codeq.InvalidError{Field: "Task." + f.name, Value: f.value, Limit: f.limit}
 		}
 	}
+	for _, id := range task.After {
+		if [8]byte(id[:8]) == [8]byte{} { // the rows of a batch of the relay are of several transactions
+			return &codeq.InvalidError{Field: "Task.After", Value: id, Limit: "IDs of tasks, and no codeq.Nth"}
+		}
+	}
 	task.RunAt = task.RunAt.UTC() // a local year of 10,000 has no JSON
 	return checkKey(&task.Unique)
 }
@@ -106,8 +111,8 @@ func checkKey(u *codeq.Unique) error {
 		return &codeq.InvalidError{Field: "Task.Unique.Key", Value: `""`, Limit: "a key, if other fields of Unique are set"}
 	case u.Key != "" && u.For < MinKeyFor:
 		return &codeq.InvalidError{Field: "Task.Unique.For", Value: u.For, Limit: MinKeyFor.String() + " or more in an outbox"}
-	case u.Replace || u.ReleaseOnComplete || u.ReleaseOnDead:
-		return &codeq.InvalidError{Field: "Task.Unique", Value: "Replace, ReleaseOnComplete or ReleaseOnDead", Limit: "none of them in an outbox"}
+	case u.Replace || u.ReleaseOnComplete || u.ReleaseOnDead || u.ReleaseOnClaim || u.MaxWait != 0:
+		return &codeq.InvalidError{Field: "Task.Unique", Value: "Replace, MaxWait or one of Release", Limit: "none of them in an outbox"}
 	}
 	return nil
 }
@@ -128,8 +133,7 @@ func atMost(n int) string  { return fmt.Sprintf("at most %d bytes", n) }
 
 var errFormat = errors.New("codeqsql: written by another version of codeqsql")
 
-// decode reads the task of a row. It refuses what a later version has added, and this one would
-// lose.
+// decode reads the task of a row. It refuses fields of a later version, which this one would lose.
 func decode(f int, encoded []byte) (task codeq.Task, err error) {
 	if f != format {
 		return task, fmt.Errorf("%w: format %d, and not %d", errFormat, f, format)

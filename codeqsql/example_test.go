@@ -372,7 +372,7 @@ func (a *application) must(statement string) {
 	check(err)
 }
 
-// flush relays what there is.
+// flush relays all rows.
 func (a *application) flush() {
 	relay, err := a.tables.NewRelay(a.db, a.q, nil)
 	check(err)

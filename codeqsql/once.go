@@ -55,7 +55,7 @@ func (t *Tables) Once(ctx context.Context, tx DB, job *codeq.Lease) error {
 	return err
 }
 
-// fence writes the row of a task. It returns what another transaction has committed, if it has.
+// fence writes the row of a task. It returns the committed row of another transaction, if any.
 func (t *Tables) fence(ctx context.Context, tx DB, id codeq.ID) (done *AlreadyDoneError, err error) {
 	// An error of a unique key would end a transaction of PostgreSQL.
 	insert, lock := "INSERT INTO {once} (task_id, created_at) VALUES (?, ?) ON CONFLICT (task_id) DO NOTHING", ""
@@ -82,10 +82,18 @@ func (t *Tables) fence(ctx context.Context, tx DB, id codeq.ID) (done *AlreadyDo
 // SaveResult stores the result of a task with the row of [Tables.Once], in the same transaction,
 // for attempts that come later. Give the same one to codeq.Job.SetResult.
 //
-// Errors: those of the database, and that of ctx.
+// Errors: codeq.ErrNotFound (Once has written no row), those of the database, and that of ctx.
 func (t *Tables) SaveResult(ctx context.Context, tx DB, job *codeq.Lease, result []byte) (err error) {
 	defer failed("save the result of task "+job.ID.String(), &err)
-	_, err = t.exec(ctx, tx, "UPDATE {once} SET result = ? WHERE task_id = ?", result, job.ID[:])
+	n, err := t.exec(ctx, tx, "UPDATE {once} SET result = ? WHERE task_id = ?", result, job.ID[:])
+	if err != nil || n > 0 {
+		return err
+	}
+	found := false // MySQL does not count a row that has the result already
+	err = t.each(ctx, tx, func(*sql.Rows) (bool, error) { found = true; return false, nil }, "SELECT 1 FROM {once} WHERE task_id = ?", job.ID[:])
+	if err == nil && !found {
+		err = fmt.Errorf("%w: no row of Once", codeq.ErrNotFound)
+	}
 	return err
 }
 
@@ -98,8 +106,8 @@ type Getter interface {
 const sweepPage = 500
 
 // Sweep deletes rows of [Tables.Once] that no attempt needs any more, and returns how many: those
-// older than age whose task the queue has completed, canceled, or no longer has. A dead letter,
-// which may be redriven, keeps its row, as does a task whose shard does not answer. Call it from a
+// older than age, after the queue has completed, canceled or deleted the task. A dead letter, which
+// may be redriven, keeps its row, and so does a task if its shard does not answer. Call it from a
 // schedule, such as once a day. age must be more than that of any copy of the queue that may be
 // restored: there the task may wait yet. It reads the whole table, in pages.
 //

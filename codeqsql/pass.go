@@ -132,7 +132,7 @@ func (p *pass) mark(ctx context.Context, rows []row) error {
 	return err
 }
 
-// remove deletes rows whose tasks the queue has.
+// remove deletes rows after the queue has their tasks.
 func (p *pass) remove(ctx context.Context, rows []row) error {
 	ids := make([]any, len(rows))
 	for i := range rows {
@@ -194,26 +194,25 @@ func (p *pass) hold(r *row, err error) {
 }
 
 // countDuplicates returns how many tasks of a batch had keys that were taken. stored: the queue has
-// all tasks of the batch.
+// all tasks of the batch. It is not if another error is joined to that of the batch.
 func countDuplicates(err error) (n int, stored bool) {
-	switch e := err.(type) {
-	case nil:
-		return 0, true
-	case *codeq.DuplicateError:
-		return 1, true
-	case interface{ Unwrap() []error }:
-		for _, err := range e.Unwrap() {
-			more, ok := countDuplicates(err)
-			if !ok {
-				return 0, false
-			}
-			n += more
-		}
-		return n, n > 0
-	case interface{ Unwrap() error }: // a text around an error
-		return countDuplicates(e.Unwrap())
+	whole := err
+	for errors.Unwrap(whole) != nil {
+		whole = errors.Unwrap(whole)
 	}
-	return 0, false
+	batch, ok := any(whole).(*codeq.BatchError)
+	if !ok {
+		return 0, err == nil
+	}
+	for _, err := range batch.Errors {
+		switch {
+		case errors.Is(err, codeq.ErrDuplicate):
+			n++
+		case err != nil:
+			return 0, false
+		}
+	}
+	return n, true
 }
 
 // setAside keeps a row from being sent, and reports it, unless another relay has.

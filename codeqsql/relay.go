@@ -33,10 +33,10 @@ const (
 	maxBackoff  = time.Second
 )
 
-// RelayStats counts what a [Relay] has done.
+// RelayStats counts the work of a [Relay].
 type RelayStats struct {
 	Produced   uint64 // tasks that are new in the queue
-	Duplicates uint64 // rows whose key was taken: produced before by this or another relay, or of another task
+	Duplicates uint64 // rows with a taken key: produced before by this or another relay, or of another task
 	SetAside   uint64 // rows that were refused or stuck
 	Failed     uint64 // passes that ended with an error, other than the end of their ctx
 }
@@ -88,7 +88,7 @@ func (r *Relay) Wake() {
 	}
 }
 
-// Stats returns what the relay has done.
+// Stats counts the relay's work so far.
 func (r *Relay) Stats() RelayStats {
 	return RelayStats{
 		Produced: r.produced.Load(), Duplicates: r.duplicates.Load(),

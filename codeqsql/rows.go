@@ -101,7 +101,7 @@ func (t *Tables) change(ctx context.Context, db Execer, statement string, id int
 	return err
 }
 
-// OutboxStats says what is in the outbox.
+// OutboxStats counts the rows of the outbox.
 type OutboxStats struct {
 	Waiting, Refused, Stuck int       // rows
 	Oldest                  time.Time // when the row with the lowest number that waits was written; zero: none waits

@@ -13,8 +13,8 @@ type Access uint8
 const (
 	// Read shows everything that needs neither Payloads nor Admin. Every other right needs it.
 	Read Access = 1 << iota
-	// Payloads shows the payloads and results of tasks, their headers and metadata, and the notes
-	// of their progress; subject to [Options.Redact].
+	// Payloads shows the payloads and results of tasks, their headers, metadata and logs, and the
+	// notes of their progress; subject to [Options.Redact].
 	Payloads
 	// Act changes tasks: cancel, redrive, purge, forget, move, run now, change priority, clone,
 	// produce; also in bulk, and by triggering a schedule. It releases idempotency keys.

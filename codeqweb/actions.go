@@ -8,7 +8,6 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
-	"time"
 
 	"codeq"
 )
@@ -18,6 +17,7 @@ type action struct {
 	needs     Access
 	done      string // the message on the page afterwards
 	otherwise string // the next page, if the form names none
+	takes     string // the parameters of the JSON form
 	do        func(d *Dashboard, ctx context.Context, p url.Values) (any, error)
 }
 
@@ -29,63 +29,65 @@ type idOnly struct{ ID codeq.ID }
 
 // actions maps the path of a form to its action. The JSON form has the same path below api/v1.
 var actions = map[string]*action{
-	"task/cancel":  onTask("The task was canceled.", (*codeq.Queue).Cancel),
-	"task/redrive": onTask("The dead letter was redriven.", (*codeq.Queue).RedriveDead),
-	"task/forget":  onTask("The task was deleted.", (*codeq.Queue).Forget),
-	"task/run-at": setsTask("The time of the task was changed.", func(q *codeq.Queue, ctx context.Context, id codeq.ID, p url.Values) error {
-		at, err := timeParam(p, "at")
+	"task/cancel": onTask("The task was canceled.", (*codeq.Queue).Cancel),
+	"task/redrive": setsTask("The dead letter was redriven.", "id step", func(q *codeq.Queue, ctx context.Context, id codeq.ID, p url.Values) error {
+		return q.RedriveDeadFrom(ctx, id, p.Get("step"))
+	}),
+	"task/forget": onTask("The task was deleted.", (*codeq.Queue).Forget),
+	"task/run-at": setsTask("The time of the task was changed.", "id at", func(q *codeq.Queue, ctx context.Context, id codeq.ID, p url.Values) error {
+		at, err := runAtParam(p)
 		if err != nil {
 			return err
 		}
 		return q.SetRunAt(ctx, id, at)
 	}),
-	"task/priority": setsTask("The priority was changed.", func(q *codeq.Queue, ctx context.Context, id codeq.ID, p url.Values) error {
+	"task/priority": setsTask("The priority was changed.", "id priority", func(q *codeq.Queue, ctx context.Context, id codeq.ID, p url.Values) error {
 		priority, err := intParam(p, "priority")
 		if err != nil {
 			return err
 		}
 		return q.SetPriority(ctx, id, priority)
 	}),
-	"task/clone": {Act, "The task was produced again, as this one.", "tasks", (*Dashboard).clone},
-	"release-key": {Act, "The key was released.", "tasks", func(d *Dashboard, ctx context.Context, p url.Values) (any, error) {
+	"task/clone": {Act, "The task was produced again, as this one.", "tasks", "id at priority queue", (*Dashboard).clone},
+	"release-key": {Act, "The key was released.", "tasks", keyParams, func(d *Dashboard, ctx context.Context, p url.Values) (any, error) {
 		return nothing{}, d.q.ReleaseKey(ctx, keyParam(p))
 	}},
-	"pause":            {Admin, "The queue is paused.", "", pausing((*codeq.Queue).Pause)},
-	"resume":           {Admin, "The queue goes on.", "", pausing((*codeq.Queue).Resume)},
-	"queue/delete":     {Admin, "The queue was deleted.", "", named("queue", (*codeq.Queue).DeleteQueue)},
-	"schedule/delete":  {Admin, "The schedule was deleted.", "schedules", named("name", (*codeq.Queue).DeleteSchedule)},
-	"schedule/pause":   {Admin, "The schedule is paused.", "schedules", named("name", (*codeq.Queue).PauseSchedule)},
-	"schedule/resume":  {Admin, "The schedule goes on, with its next tick after now.", "schedules", named("name", (*codeq.Queue).ResumeSchedule)},
-	"schedule/trigger": {Act, "The task of the schedule was produced.", "schedules", (*Dashboard).trigger},
-	"workers/quiet":    {Admin, "The workers take no new tasks.", "workers", onWorkers((*codeq.Queue).QuietWorkers)},
-	"workers/resume":   {Admin, "The workers take tasks again.", "workers", onWorkers((*codeq.Queue).ResumeWorkers)},
-	"cluster/transfer": {Admin, "The leader was changed.", "cluster", func(d *Dashboard, ctx context.Context, p url.Values) (any, error) {
+	"pause":            {Admin, "The queue is paused.", "", "queue", pausing((*codeq.Queue).Pause)},
+	"resume":           {Admin, "The queue goes on.", "", "queue", pausing((*codeq.Queue).Resume)},
+	"queue/delete":     {Admin, "The queue was deleted.", "", "queue", named("queue", (*codeq.Queue).DeleteQueue)},
+	"schedule/delete":  {Admin, "The schedule was deleted.", "schedules", "name", named("name", (*codeq.Queue).DeleteSchedule)},
+	"schedule/pause":   {Admin, "The schedule is paused.", "schedules", "name", named("name", (*codeq.Queue).PauseSchedule)},
+	"schedule/resume":  {Admin, "The schedule goes on, with its next tick after now.", "schedules", "name", named("name", (*codeq.Queue).ResumeSchedule)},
+	"schedule/trigger": {Act, "The task of the schedule was produced.", "schedules", "name", (*Dashboard).trigger},
+	"workers/quiet":    {Admin, "The workers take no new tasks.", "workers", "name all", onWorkers((*codeq.Queue).QuietWorkers)},
+	"workers/resume":   {Admin, "The workers take tasks again.", "workers", "name all", onWorkers((*codeq.Queue).ResumeWorkers)},
+	"cluster/transfer": {Admin, "The leader was changed.", "cluster", "shard node", func(d *Dashboard, ctx context.Context, p url.Values) (any, error) {
 		shard, err := intParam(p, "shard")
 		if err != nil {
 			return nil, err
 		}
 		return nothing{}, d.q.TransferLeadership(ctx, shard, p.Get("node"))
 	}},
-	"cluster/drain": {Admin, "The node leads no shard.", "cluster", func(d *Dashboard, ctx context.Context, _ url.Values) (any, error) {
+	"cluster/drain": {Admin, "The node leads no shard.", "cluster", "", func(d *Dashboard, ctx context.Context, _ url.Values) (any, error) {
 		return nothing{}, d.q.Drain(ctx)
 	}},
-	"cluster/undrain": {Admin, "The node leads its share again, after a while.", "cluster", func(d *Dashboard, ctx context.Context, _ url.Values) (any, error) {
+	"cluster/undrain": {Admin, "The node leads its share again, after a while.", "cluster", "", func(d *Dashboard, ctx context.Context, _ url.Values) (any, error) {
 		return nothing{}, d.q.Undrain(ctx)
 	}},
-	"bulk/stop": {Act, "The change was stopped.", "bulks", func(d *Dashboard, ctx context.Context, p url.Values) (any, error) {
+	"bulk/stop": {Act, "The change was stopped.", "bulks", "id", func(d *Dashboard, ctx context.Context, p url.Values) (any, error) {
 		return d.bulks.stop(ctx, p.Get("id"))
 	}},
 	// these have forms of their own
-	"settings": {Admin, "The settings were changed.", "", nil},
-	"bulk":     {Act, "", "bulks", nil},
+	"settings": {Admin, "The settings were changed.", "", "", nil},
+	"bulk":     {Act, "", "bulks", "", nil},
 }
 
 func onTask(done string, do func(*codeq.Queue, context.Context, codeq.ID) error) *action {
-	return setsTask(done, func(q *codeq.Queue, ctx context.Context, id codeq.ID, _ url.Values) error { return do(q, ctx, id) })
+	return setsTask(done, "id", func(q *codeq.Queue, ctx context.Context, id codeq.ID, _ url.Values) error { return do(q, ctx, id) })
 }
 
-func setsTask(done string, do func(*codeq.Queue, context.Context, codeq.ID, url.Values) error) *action {
-	return &action{Act, done, "tasks", func(d *Dashboard, ctx context.Context, p url.Values) (any, error) {
+func setsTask(done, takes string, do func(*codeq.Queue, context.Context, codeq.ID, url.Values) error) *action {
+	return &action{Act, done, "tasks", takes, func(d *Dashboard, ctx context.Context, p url.Values) (any, error) {
 		id, err := codeq.ParseID(p.Get("id"))
 		if err != nil {
 			return nil, err
@@ -106,7 +108,7 @@ func pausing(do func(*codeq.Queue, context.Context, string) error) func(*Dashboa
 		if err := do(d.q, ctx, p.Get("queue")); err != nil {
 			return nil, err
 		}
-		return d.q.Settings(p.Get("queue"))
+		return d.changedSettings(p.Get("queue"))
 	}
 }
 
@@ -132,32 +134,8 @@ func intParam(p url.Values, name string) (int, error) {
 	return n, nil
 }
 
-// timeParam reads a time: in RFC 3339, or in the format of a form's field, in the local zone. Zero:
-// it is empty.
-func timeParam(p url.Values, name string) (time.Time, error) {
-	text := p.Get(name)
-	if text == "" {
-		return time.Time{}, nil
-	}
-	if at, err := time.Parse(time.RFC3339Nano, text); err == nil {
-		return inUTC(name, at)
-	}
-	for _, form := range []string{"2006-01-02T15:04", "2006-01-02T15:04:05", "2006-01-02 15:04", "2006-01-02 15:04:05", "2006-01-02"} {
-		if at, err := time.ParseInLocation(form, text, time.Local); err == nil {
-			return inUTC(name, at)
-		}
-	}
-	return time.Time{}, invalid(name, "a time in RFC 3339")
-}
-
-// inUTC returns a time in UTC, and refuses one that JSON could not show there.
-func inUTC(name string, at time.Time) (time.Time, error) {
-	at = at.UTC()
-	if at.Year() < 0 || at.Year() > 9999 {
-		return at, invalid(name, "a time of the years 0 to 9999 in UTC")
-	}
-	return at, nil
-}
+// keyParams are the parameters that keyParam reads.
+const keyParams = "queue tenant group limit-key key"
 
 func keyParam(p url.Values) codeq.UniqueKey {
 	return codeq.UniqueKey{
@@ -177,7 +155,7 @@ func (d *Dashboard) clone(ctx context.Context, p url.Values) (any, error) {
 	}
 	t := of.Task
 	t.Unique, t.After, t.OnDead, t.OnMissing = codeq.Unique{}, nil, 0, 0
-	if t.RunAt, err = timeParam(p, "at"); err != nil {
+	if t.RunAt, err = runAtParam(p); err != nil {
 		return nil, err
 	}
 	if p.Get("priority") != "" {
@@ -214,6 +192,7 @@ func (d *Dashboard) do(w http.ResponseWriter, r *request, name string, a *action
 func (d *Dashboard) audited(r *request, p url.Values, err error, refused bool) {
 	if !refused {
 		d.sampler.stale.Store(true)
+		d.flows.clear()
 	}
 	e := Entry{Action: r.path, Refused: refused, User: r.name}
 	if r.api && len(e.Action) > len("api/v1/") {

@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -43,6 +44,7 @@ func TestTaskActions(t *testing.T) {
 			act(s, "forget", ids["canceled"])
 			_, err := s.q.Get(t.Context(), ids["canceled"])
 			require.ErrorIs(t, err, codeq.ErrNotFound)
+			require.Equal(t, http.StatusBadRequest, s.api(http.MethodPost, "task/redrive?step=x&id="+ids["dead"].String(), "", nil), "it has no steps")
 			act(s, "redrive", ids["dead"])
 			require.Equal(t, codeq.Ready, s.task(ids["dead"]).State)
 			act(s, "run-at", ids["scheduled"], "at", "2099-01-02T03:04:05Z")
@@ -70,20 +72,43 @@ func TestTaskActions(t *testing.T) {
 func TestBack(t *testing.T) {
 	s, _ := loaded(t, as(codeqweb.All))
 	for back, want := range map[string]string{
-		"queue?name=mail&by=minute": "./queue?by=minute&did=pause&name=mail",
-		"":                          "./?did=pause",
-		"https://example.com/":      "./?did=pause",
-		"//example.com/tasks":       "./?did=pause",
-		"javascript:alert(1)":       "./?did=pause",
-		"../../etc":                 "./?did=pause",
-		"task/cancel":               "./?did=pause",
-		"/tasks":                    "./?did=pause",
+		"queue?name=mail&span=1h": "./queue?did=pause&name=mail&span=1h",
+		"":                        "./?did=pause",
+		"https://example.com/":    "./?did=pause",
+		"//example.com/tasks":     "./?did=pause",
+		"javascript:alert(1)":     "./?did=pause",
+		"../../etc":               "./?did=pause",
+		"task/cancel":             "./?did=pause",
+		"/tasks":                  "./?did=pause",
 	} {
 		require.Equal(t, want, s.post("/pause", "queue", "mail", "back", back), back)
 	}
 	require.Contains(t, s.get("/queue?name=mail&did=pause"), "The queue is paused.")
 	require.NotContains(t, s.get("/queue?name=mail&did=nonsense"), "nonsense")
 	require.Equal(t, "./../tasks?did=task%2Fcancel&state=ready", s.post("/task/cancel", "id", s.produce(codeq.Task{Queue: "a"}).String(), "back", "tasks?state=ready"))
+}
+
+// TestBackToList: after a task is deleted, the list that led to it keeps its filter.
+func TestBackToList(t *testing.T) {
+	s, ids := loaded(t, as(codeqweb.All))
+	back := func(from string) string {
+		r := request(http.MethodGet, "/task?id="+ids["done"].String(), nil)
+		r.Header.Set("Referer", from)
+		_, forget, _ := strings.Cut(s.do(r).Body.String(), `action="task/forget`)
+		_, value, _ := strings.Cut(forget, `name="back" value="`)
+		value, _, _ = strings.Cut(value, `"`)
+		return html.UnescapeString(value)
+	}
+	for from, want := range map[string]string{
+		"https://jobs.example.com/codeq/tasks?kind=a%26b&tenant=acme": "tasks?kind=a%26b&tenant=acme",
+		"http://localhost/search?q=%22%3E":                            "search?q=%22%3E",
+		"http://localhost/dead?":                                      "dead?",
+		"http://localhost/task?id=1":                                  "tasks?state=done",
+		"":                                                            "tasks?state=done",
+		"http://localhost/%zz":                                        "tasks?state=done",
+	} {
+		require.Equal(t, want, back(from), from)
+	}
 }
 
 // TestQueueActions: settings and pauses.
@@ -98,9 +123,13 @@ func TestQueueActions(t *testing.T) {
 	require.True(t, settings().Paused)
 	require.Contains(t, s.get("/queue?name=mail"), "This queue is paused")
 	s.post("/settings", "queue", "mail", "concurrency", "5", "concurrency-per-key", "2", "rate", "1.5", "burst", "3", "retention", "7d",
-		"dead-retention", "forever", "hold-groups", "true", "tenant-weights", "acme=3\r\nodd=name=2\r\n")
+		"dead-retention", "forever", "hold-groups", "true", "tenant-weights", "acme=3\r\nodd=name=2\r\n", "max-attempts", "4", "timeout", "1m",
+		"backoff-base", "2s", "backoff-factor", "1.5", "retry-first", "true", "dead-letter-queue", "failed")
 	want := codeq.Settings{
-		Paused: true, Concurrency: 5, ConcurrencyPerKey: 2, Rate: 1.5, Burst: 3, Retention: 7 * 24 * time.Hour, DeadRetention: codeq.Forever,
+		Paused: true, Concurrency: 5, ConcurrencyPerKey: 2, Rate: 1.5, Burst: 3, DeadRetention: codeq.Forever, DeadLetterQueue: "failed",
+		Policy: codeq.Policy{
+			MaxAttempts: 4, Timeout: time.Minute, Backoff: codeq.Backoff{Base: 2 * time.Second, Factor: 1.5}, Retention: 7 * 24 * time.Hour, RetryFirst: true,
+		},
 		HoldGroups: true, TenantWeights: map[string]int{"acme": 3, "odd=name": 2},
 	}
 	require.Equal(t, want, settings())
@@ -114,8 +143,8 @@ func TestQueueActions(t *testing.T) {
 	want.Concurrency = 7
 	require.Equal(t, want, got, "what is not named stays")
 	require.Equal(t, want, settings())
-	require.Equal(t, http.StatusOK, s.api(http.MethodPost, "settings?queue=mail", `{"TenantWeights": {"b": 2}, "HoldGroups": false}`, &got))
-	want.TenantWeights, want.HoldGroups = map[string]int{"b": 2}, false
+	require.Equal(t, http.StatusOK, s.api(http.MethodPost, "settings?queue=mail", `{"TenantWeights": {"b": 2}, "HoldGroups": false, "Backoff": {"Step": 5}}`, &got))
+	want.TenantWeights, want.HoldGroups, want.Backoff = map[string]int{"b": 2}, false, codeq.Backoff{Step: 5}
 	require.Equal(t, want, settings())
 	for _, body := range []string{`{"Nonsense": 1}`, `[]`, ``, `{"Rate": -1}`, `{} {}`} {
 		require.Equal(t, http.StatusBadRequest, s.api(http.MethodPost, "settings?queue=mail", body, nil), body)
@@ -145,11 +174,11 @@ func TestStaleSettings(t *testing.T) {
 	filled := form("queue", "a")
 	for _, field := range regexp.MustCompile(`name="was-([a-z-]+)" value="([^"]*)"`).FindAllStringSubmatch(s.get("/queue?name=a"), -1) {
 		filled.Set("was-"+field[1], field[2])
-		if field[1] != "hold-groups" || field[2] == "true" {
+		if field[2] != "false" { // a box that is not checked is not sent
 			filled.Set(field[1], strings.ReplaceAll(field[2], "\n", "\r\n"))
 		}
 	}
-	require.Len(t, filled, 1+2*8)
+	require.Len(t, filled, 1+2*16-1)
 	sent := func(pairs ...string) *httptest.ResponseRecorder {
 		f := maps.Clone(filled)
 		for i := 0; i < len(pairs); i += 2 {
@@ -191,7 +220,7 @@ func TestScheduleActions(t *testing.T) {
 	page := s.get("/schedules")
 	first := schedule()
 	for _, at := range first.Upcoming(5) {
-		require.Contains(t, page, at.Local().Format("2006-01-02 15:04:05"))
+		require.Contains(t, page, at.UTC().Format("2006-01-02 15:04:05"))
 	}
 	s.post("/schedule/pause", "name", "nightly")
 	require.True(t, schedule().Paused)
@@ -218,23 +247,6 @@ func TestScheduleActions(t *testing.T) {
 	require.Equal(t, "often", all.Schedules[0].Name)
 	require.Len(t, all.Schedules[0].Upcoming, 5)
 	require.Equal(t, http.StatusBadRequest, s.api(http.MethodPost, "schedules", `{"Name": "bad"}`, nil))
-}
-
-// TestHungHandlers: the page of the workers shows handlers that go on after their Timeout.
-func TestHungHandlers(t *testing.T) {
-	s, _ := loaded(t, as(codeqweb.All))
-	begun, release := make(chan codeq.ID, 1), make(chan struct{})
-	s.work("worker-2", "hangs", func(ctx context.Context, j *codeq.Job[[]byte]) error {
-		<-ctx.Done()
-		begun <- j.ID
-		<-release
-		return nil
-	})
-	defer close(release)
-	_, err := s.q.Produce(t.Context(), codeq.Task{Queue: "hangs", Timeout: time.Millisecond})
-	require.NoError(t, err)
-	id := <-begun
-	require.Regexp(t, "hung: .*"+id.String(), s.get("/workers"))
 }
 
 // TestWorkerActions: one worker becomes quiet and goes on; so do all of them.
@@ -288,6 +300,10 @@ func TestBulk(t *testing.T) {
 	s.post("/bulk", "state", "ready", "queue", "mail", "tenant", "acme", "action", "set-priority", "to-priority", "8")
 	require.Equal(t, 8, s.task(ids["dead"]).Priority)
 	require.Equal(t, http.StatusBadRequest, s.do(request(http.MethodPost, "/bulk", form("state", "dead", "action", "nonsense"))).Code)
+
+	// All of the filter is said before the change is confirmed.
+	where = s.post("/bulk?state=done&text=no+such&contents=true&no-tenant=true&action=purge&dry=true")
+	require.Contains(t, s.get("/"+strings.TrimPrefix(where, "./")), "<bdi> done, text no such, also in contents, no tenant</bdi>")
 }
 
 type jsonJob struct {
@@ -330,6 +346,17 @@ func TestBulkJobs(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, s.api(http.MethodGet, "bulk?id=77", "", nil))
 	require.NoError(t, s.d.Close(), "it ends those that run")
 	require.Equal(t, http.StatusServiceUnavailable, s.api(http.MethodPost, "bulk", `{"Action": "cancel", "States": ["ready"]}`, nil))
+}
+
+// TestBulkProgress: a running change says how far it is, at what rate, and how long it takes.
+func TestBulkProgress(t *testing.T) {
+	s := open(t, codeq.Options{Shards: 1}, as(codeqweb.All))
+	_, err := s.q.ProduceBatch(t.Context(), slices.Repeat([]codeq.Task{{Queue: "a"}}, 50))
+	require.NoError(t, err)
+	s.post("/bulk", "action", "cancel", "state", "ready", "rate", "2", "expected", "50")
+	progress := regexp.MustCompile(`it runs; \d+ of 50, [0-9.]+ a second, \d+ s left <progress max="50" value="\d+"`)
+	require.Eventually(t, func() bool { return progress.MatchString(s.get("/bulk?id=1")) }, 10*time.Second, 10*time.Millisecond)
+	require.Equal(t, http.StatusBadRequest, s.do(request(http.MethodPost, "/bulk", form("action", "cancel", "expected", "many"))).Code)
 }
 
 // TestSlowDryRun: the live part of a bulk page has the buttons: a page opened before the end gets
@@ -444,4 +471,27 @@ func TestFarTimes(t *testing.T) {
 		require.Equal(t, http.StatusBadRequest, s.api(http.MethodGet, "tasks?state=scheduled&from="+url.QueryEscape(strings.Trim(at, `"`)), "", nil))
 		require.Equal(t, http.StatusBadRequest, s.api(http.MethodPost, "tasks", `{"Tasks": [{"Queue": "a", "RunAt": `+late+`}]}`, nil))
 	}
+}
+
+// TestRunAtYears: the time of a task is of the years 1970 to 9999; an empty one means now.
+func TestRunAtYears(t *testing.T) {
+	t.Parallel()
+	s := open(t, codeq.Options{Shards: 1}, as(codeqweb.All))
+	at := time.Date(2099, 1, 2, 3, 4, 5, 0, time.UTC)
+	id := s.produce(codeq.Task{Queue: "a", RunAt: at})
+	wrong := []string{"0001-01-01T00:00", "0001-01-01T00:00:00Z", "1969-12-31T23:59:59Z", "9999-12-31T23:59:59-01:00", "10000-01-01T00:00"}
+	for _, text := range wrong {
+		for _, path := range []string{"/task/run-at", "/api/v1/task/run-at", "/task/clone", "/api/v1/task/clone"} {
+			w := s.do(request(http.MethodPost, path+"?"+url.Values{"id": {id.String()}, "at": {text}}.Encode(), nil))
+			require.Equal(t, http.StatusBadRequest, w.Code, "%s %s", path, text)
+			require.Contains(t, w.Body.String(), "must be a time", "%s %s", path, text)
+		}
+	}
+	stored, err := s.q.Get(t.Context(), id)
+	require.NoError(t, err)
+	require.True(t, at.Equal(stored.RunAt))
+	require.NotContains(t, s.get("/tasks?state=ready"), "data-id=", "nothing was cloned")
+	s.post("/task/run-at?id="+id.String(), "at", "1970-01-01T00:00")
+	s.post("/task/run-at?id="+id.String(), "at", "")
+	require.Contains(t, s.get("/tasks?state=ready"), id.String())
 }

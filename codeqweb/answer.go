@@ -2,10 +2,14 @@ package codeqweb
 
 import (
 	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 )
@@ -23,6 +27,7 @@ const (
 // answer buffers the answer to a request. A stream is not buffered.
 type answer struct {
 	w         http.ResponseWriter
+	r         *http.Request
 	status    int // 0: 200
 	body      bytes.Buffer
 	streaming bool
@@ -62,13 +67,14 @@ func (a *answer) send() {
 		return
 	}
 	control := http.NewResponseController(a.w)
+	rest := a.pack()
 	if a.Header().Get("Content-Length") == "" {
-		a.Header().Set("Content-Length", strconv.Itoa(a.body.Len()))
+		a.Header().Set("Content-Length", strconv.Itoa(len(rest)))
 	}
 	if a.status != 0 {
 		a.w.WriteHeader(a.status)
 	}
-	for rest := a.body.Bytes(); ; {
+	for {
 		if err := bounded(control, answerWrite, func() error {
 			n, err := a.w.Write(rest[:min(len(rest), answerPart)])
 			rest = rest[n:]
@@ -84,6 +90,33 @@ func (a *answer) send() {
 	}
 }
 
+// packFrom is the size from that on an answer is compressed.
+const packFrom = 1 << 10
+
+// pack returns the body to send: none if the client has it, or else compressed if that is worth it.
+// Downloads of payloads stay as they are.
+func (a *answer) pack() []byte {
+	body, h := a.body.Bytes(), a.Header()
+	kind, _, _ := strings.Cut(h.Get("Content-Type"), ";")
+	if a.r.Method == http.MethodGet && (kind == "text/html" || kind == "application/json") && (a.status == 0 || a.status == http.StatusOK) {
+		tag := fmt.Sprintf(`W/"%.12x"`, sha256.Sum256(body))
+		if h.Set("ETag", tag); a.r.Header.Get("If-None-Match") == tag {
+			a.status = http.StatusNotModified
+			return nil
+		}
+	}
+	if len(body) < packFrom || h.Get("Content-Encoding") != "" || kind != "text/html" && kind != "application/json" {
+		return body
+	}
+	if h.Add("Vary", "Accept-Encoding"); !takesGzip(a.r) {
+		return body
+	}
+	h.Set("Content-Encoding", "gzip")
+	w := packers.Get().(*gzip.Writer)
+	defer packers.Put(w)
+	return packed(body, w)
+}
+
 // bounded sets a deadline for a write, and does not reset it. A server without support for
 // deadlines has its own.
 func bounded(control *http.ResponseController, d time.Duration, write func() error) error {
@@ -93,10 +126,10 @@ func bounded(control *http.ResponseController, d time.Duration, write func() err
 	return write()
 }
 
-// users counts the requests and streams of each user.
+// users counts the requests, streams and searches of each user.
 type users struct {
-	mu                sync.Mutex
-	requests, streams map[string]int
+	mu                          sync.Mutex
+	requests, streams, searches map[string]int
 }
 
 var errYours = &refusal{http.StatusTooManyRequests, "busy", "too many requests of one user at a time; Options.User says who that is"}

@@ -2,14 +2,18 @@ package codeqweb
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"codeq"
@@ -18,15 +22,20 @@ import (
 // allRoutes returns every path of the dashboard. No path has variable parts: names are parameters.
 func (d *Dashboard) allRoutes() map[string]map[string]*route {
 	routes := make(map[string]map[string]*route)
-	add := func(method, path string, needs Access, kind routeKind, serve func(http.ResponseWriter, *request) error) {
+	add := func(method, path string, needs Access, kind routeKind, serve func(http.ResponseWriter, *request) error) *route {
 		if routes[path] == nil {
 			routes[path] = make(map[string]*route)
 		}
-		routes[path][method] = &route{needs, kind, serve}
+		rt := &route{needs: needs, kind: kind, serve: serve}
+		routes[path][method] = rt
+		return rt
+	}
+	addJSON := func(method, path string, needs Access, kind routeKind, takes string, serve func(http.ResponseWriter, *request) error) {
+		add(method, "api/v1"+path, needs, kind, serve).takes = strings.Fields(takes)
 	}
 	for path, serve := range map[string]func(http.ResponseWriter, *request) error{
-		"": d.overviewPage, "queue": d.queuePage, "tasks": d.tasksPage, "task": d.taskPage, "dead": d.deadPage, "schedules": d.schedulesPage,
-		"workers": d.workersPage, "storage": d.storagePage, "cluster": d.clusterPage,
+		"": d.overviewPage, "queue": d.queuePage, "tasks": d.tasksPage, "task": d.taskPage, "flow": d.flowPage, "dead": d.deadPage, "schedules": d.schedulesPage,
+		"workers": d.workersPage, "search": d.searchPage, "storage": d.storagePage, "cluster": d.clusterPage,
 	} {
 		add(http.MethodGet, path, Read, plainRoute, serve)
 	}
@@ -36,6 +45,7 @@ func (d *Dashboard) allRoutes() map[string]map[string]*route {
 	add(http.MethodPost, "bulk", Act, waitRoute, d.bulkForm)
 	add(http.MethodPost, "settings", Admin, plainRoute, d.settingsForm)
 	add(http.MethodGet, "payload", Payloads, plainRoute, d.download)
+	add(http.MethodGet, "save", Read, plainRoute, d.saveTasks)
 	add(http.MethodGet, "live", Read, streamRoute, d.live)
 
 	for name, a := range actions {
@@ -48,24 +58,56 @@ func (d *Dashboard) allRoutes() map[string]map[string]*route {
 		}
 		serve := func(w http.ResponseWriter, r *request) error { return d.do(w, r, name, a) }
 		add(http.MethodPost, name, a.needs, kind, serve)
-		add(http.MethodPost, "api/v1/"+name, a.needs, kind, serve)
+		addJSON(http.MethodPost, "/"+name, a.needs, kind, a.takes, serve)
 	}
-	for path, ask := range map[string]func(context.Context, *request) (any, error){
-		"": d.apiAccess, "info": d.apiInfo, "days": d.apiDays, "samples": d.apiSamples, "settings": d.apiSettings, "tasks": d.apiTasks,
-		"task": d.apiTask, "find": d.apiFind, "children": d.apiChildren, "tenants": d.apiTenants, "dead": d.apiDead, "schedules": d.apiSchedules,
-		"workers": d.apiWorkers, "storage": d.apiStorage, "cluster": d.apiCluster,
+	for path, of := range map[string]struct {
+		takes string
+		ask   func(context.Context, *request) (any, error)
+	}{
+		"": {"", d.apiAccess}, "/": {"", d.apiAccess}, "/info": {"queue+", d.apiInfo}, "/days": {"queue", d.apiDays}, "/charts": {"queue span", d.apiCharts},
+		"/samples": {"queue step", d.apiSamples}, "/settings": {"queue", d.apiSettings}, "/tasks": {tasksParams, d.apiTasks}, "/task": {"id", d.apiTask},
+		"/flow": {"id", d.apiFlow}, "/why": {"id", d.apiWhy}, "/find": {keyParams, d.apiFind}, "/children": {"id", d.apiChildren}, "/tenants": {"queue", d.apiTenants},
+		"/dead": {"queue", d.apiDead}, "/schedules": {"", d.apiSchedules}, "/workers": {"", d.apiWorkers}, "/storage": {"", d.apiStorage},
+		"/usage": {"", d.apiUsage}, "/cluster": {"", d.apiCluster},
 	} {
-		add(http.MethodGet, "api/v1/"+path, Read, plainRoute, answering(ask))
+		addJSON(http.MethodGet, path, Read, plainRoute, of.takes, answering(of.ask))
 	}
-	add(http.MethodGet, "api/v1", Read, plainRoute, answering(d.apiAccess))
-	add(http.MethodGet, "api/v1/audit", Admin, plainRoute, answering(d.apiAudit))
-	add(http.MethodGet, "api/v1/events", Read, streamRoute, d.events)
-	add(http.MethodGet, "api/v1/bulk", Act, waitRoute, answering(d.apiBulk))
-	add(http.MethodPost, "api/v1/bulk", Act, waitRoute, d.apiStartBulk)
-	add(http.MethodPost, "api/v1/tasks", Act, largeRoute, d.apiProduce)
-	add(http.MethodPost, "api/v1/settings", Admin, plainRoute, d.apiConfigure)
-	add(http.MethodPost, "api/v1/schedules", Admin, plainRoute, d.apiSetSchedule)
+	addJSON(http.MethodGet, "/audit", Admin, plainRoute, "", answering(d.apiAudit))
+	addJSON(http.MethodGet, "/events", Read, streamRoute, "queue+ kind+", d.events)
+	addJSON(http.MethodGet, "/bulk", Act, waitRoute, "id wait", answering(d.apiBulk))
+	addJSON(http.MethodPost, "/bulk", Act, waitRoute, "", d.apiStartBulk)
+	addJSON(http.MethodPost, "/tasks", Act, largeRoute, "", d.apiProduce)
+	addJSON(http.MethodPost, "/settings", Admin, plainRoute, "queue", d.apiConfigure)
+	addJSON(http.MethodPost, "/schedules", Admin, plainRoute, "", d.apiSetSchedule)
 	return routes
+}
+
+// truths are the parameters that are true or false.
+var truths = []string{"all", "contents", "newest", "payloads"}
+
+// checkParams refuses a change or a JSON request with a malformed URL. It refuses a JSON request
+// with an unknown parameter, or with a second value of one that is given once: with a slip in the
+// name of a filter, all tasks would match.
+func (rt *route) checkParams(r *request, malformed error) error {
+	if malformed != nil && (r.api || r.Method == http.MethodPost) {
+		return &refusal{http.StatusBadRequest, "invalid", "the parameters cannot be read: " + malformed.Error()}
+	}
+	if !r.api {
+		return nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.params)) {
+		values := r.params[name]
+		switch several := slices.Contains(rt.takes, name+"+"); {
+		case !several && !slices.Contains(rt.takes, name):
+			takes := strings.ReplaceAll(strings.Join(rt.takes, ", "), "+", "")
+			return &refusal{http.StatusBadRequest, "invalid", fmt.Sprintf("parameter %q: %s takes %s", name, r.path, cmp.Or(takes, "none"))}
+		case !several && len(values) > 1:
+			return invalid(name, "given once")
+		case slices.Contains(truths, name) && !slices.Contains([]string{"", "true", "false"}, values[0]):
+			return invalid(name, "true or false")
+		}
+	}
+	return nil
 }
 
 // answering serves the result of ask as JSON.
@@ -132,7 +174,7 @@ func (d *Dashboard) apiTenants(ctx context.Context, r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return d.tenants(ctx, queue, settings.TenantWeights)
+	return d.tenants(ctx, r, queue, settings.TenantWeights)
 }
 
 func (d *Dashboard) apiDays(ctx context.Context, r *request) (any, error) {
@@ -149,10 +191,10 @@ type apiSample struct {
 }
 
 func (d *Dashboard) apiSamples(ctx context.Context, r *request) (any, error) {
-	step := time.Second
+	in := bySecond
 	switch r.params.Get("step") {
 	case "minute":
-		step = time.Minute
+		in = byMinute
 	case "", "second":
 	default:
 		return nil, invalid("step", `"second" or "minute"`)
@@ -161,7 +203,7 @@ func (d *Dashboard) apiSamples(ctx context.Context, r *request) (any, error) {
 		return nil, err
 	}
 	samples := []apiSample{}
-	for _, p := range d.sampler.points(r.params.Get("queue"), step == time.Minute) {
+	for _, p := range d.sampler.points(r.params.Get("queue"), in) {
 		samples = append(samples, apiSample{
 			time.Unix(int64(p.at), 0).UTC(), p.ready, p.scheduled, p.blocked, p.leased, p.dead, p.produced, p.completed, p.failed, p.oldest,
 		})
@@ -169,7 +211,7 @@ func (d *Dashboard) apiSamples(ctx context.Context, r *request) (any, error) {
 	return struct {
 		Step    time.Duration
 		Samples []apiSample
-	}{step, samples}, nil
+	}{resolutions[in].every, samples}, nil
 }
 
 func (d *Dashboard) apiSettings(_ context.Context, r *request) (any, error) {
@@ -188,14 +230,20 @@ func (d *Dashboard) apiConfigure(w http.ResponseWriter, r *request) error {
 		old := *s
 		changes := json.NewDecoder(bytes.NewReader(raw))
 		changes.DisallowUnknownFields()
-		s.TenantWeights = nil // JSON would add to the map, and change it in place
+		s.TenantWeights, s.Backoff = nil, codeq.Backoff{} // JSON would add to the old values
 		if refused = changes.Decode(s); refused != nil {
 			*s = old
 			return
 		}
-		var named struct{ TenantWeights json.RawMessage }
-		if json.Unmarshal(raw, &named) == nil && named.TenantWeights == nil {
+		var named struct{ TenantWeights, Backoff json.RawMessage }
+		if json.Unmarshal(raw, &named) != nil {
+			return
+		}
+		if named.TenantWeights == nil {
 			s.TenantWeights = old.TenantWeights
+		}
+		if named.Backoff == nil {
+			s.Backoff = old.Backoff
 		}
 	})
 	if err == nil && refused != nil {
@@ -206,11 +254,19 @@ func (d *Dashboard) apiConfigure(w http.ResponseWriter, r *request) error {
 	if err != nil {
 		return err
 	}
-	s, err := d.q.Settings(queue)
+	s, err := d.changedSettings(queue)
 	if err != nil {
 		return err
 	}
 	return writeJSON(w, http.StatusOK, s)
+}
+
+// changedSettings returns the settings of a queue after a change.
+func (d *Dashboard) changedSettings(queue string) (s codeq.Settings, err error) {
+	if s, err = d.q.Settings(queue); err != nil {
+		err = fmt.Errorf("%w: changed, but not read afterwards: %w", codeq.ErrUncertain, err)
+	}
+	return s, err
 }
 
 // shownTasks has tasks without the parts that this request may not see.
@@ -221,9 +277,12 @@ type shownTasks struct {
 	Hidden  bool
 }
 
+// tasksParams are the parameters of apiTasks.
+const tasksParams = "state+ queue kind tenant+ group key error text contents from to limit cursor newest payloads"
+
 func (d *Dashboard) apiTasks(ctx context.Context, r *request) (any, error) {
 	p := r.params
-	filter, err := filterOf(p)
+	filter, err := d.filterOf(r)
 	if err != nil {
 		return nil, err
 	}
@@ -240,13 +299,18 @@ func (d *Dashboard) apiTasks(ctx context.Context, r *request) (any, error) {
 		}
 		opts.NoPayload = false
 	}
+	shows := !opts.NoPayload
+	opts.NoPayload = opts.NoPayload && (filter.Text == "" || d.opts.Redact == nil)
 	tasks, err := d.q.ListPage(ctx, opts)
 	if err != nil {
 		return nil, err
 	}
 	shown := shownTasks{Tasks: []*codeq.TaskInfo{}, Next: tasks.Next, Scanned: tasks.Scanned, Hidden: !r.access.Has(Payloads)}
-	for _, t := range tasks.Tasks {
-		shown.Tasks = append(shown.Tasks, d.shown(r, t))
+	for _, t := range d.shownWith(r, tasks.Tasks, &filter) {
+		if !shows {
+			t.Payload, t.Result = nil, nil
+		}
+		shown.Tasks = append(shown.Tasks, t)
 	}
 	return shown, nil
 }
@@ -275,8 +339,11 @@ func (d *Dashboard) apiChildren(ctx context.Context, r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := enter(ctx, d.kin.searching); err != nil {
+		return nil, err
+	}
 	c, err := d.children(ctx, id)
-	if err != nil {
+	if <-d.kin.searching; err != nil {
 		return nil, err
 	}
 	shown := []*codeq.TaskInfo{}
@@ -302,12 +369,15 @@ func (d *Dashboard) apiProduce(w http.ResponseWriter, r *request) error {
 	}
 	ids, err := d.q.ProduceBatch(r.Context(), body.Tasks)
 	duplicates, only := duplicatesOf(err)
-	if len(duplicates) > 0 && only && !errors.Is(err, codeq.ErrUncertain) {
+	if only {
 		err = nil
 	}
 	p := url.Values{"queue": {body.Tasks[0].Queue}, "tasks": {strconv.Itoa(len(body.Tasks))}}
 	d.audited(r, p, err, false)
 	if err != nil {
+		if slices.ContainsFunc(ids, func(id codeq.ID) bool { return id != codeq.ID{} }) {
+			err = &partlyStored{err, ids}
+		}
 		return err
 	}
 	return writeJSON(w, http.StatusOK, struct {
@@ -316,52 +386,40 @@ func (d *Dashboard) apiProduce(w http.ResponseWriter, r *request) error {
 	}{ids, duplicates})
 }
 
-// duplicatesOf returns the duplicates that an error of ProduceBatch joins; only: it joins no other
-// error.
+// partlyStored is the error of a batch that is stored in part.
+type partlyStored struct {
+	error
+	ids []codeq.ID // zero: this task is not stored
+}
+
+func (p *partlyStored) Unwrap() error { return p.error }
+
+// duplicatesOf returns the duplicates in an error of ProduceBatch; only: it has no other error.
 func duplicatesOf(err error) (all []*codeq.DuplicateError, only bool) {
-	all, only = []*codeq.DuplicateError{}, true
-	each(err, func(err error) {
+	all = []*codeq.DuplicateError{}
+	batch, ok := errors.AsType[*codeq.BatchError](err)
+	if !ok {
+		return all, err == nil
+	}
+	for _, err := range batch.Errors {
 		if dup, ok := errors.AsType[*codeq.DuplicateError](err); ok {
 			all = append(all, dup)
-		} else {
-			only = false
+		} else if err != nil {
+			return all, false
 		}
-	})
-	return all, only
-}
-
-// each visits the errors that an error joins, at any depth.
-func each(err error, visit func(error)) {
-	switch e := err.(type) { //nolint:errorlint // it unwraps by itself
-	case nil:
-	case interface{ Unwrap() []error }:
-		for _, part := range e.Unwrap() {
-			each(part, visit)
-		}
-	case interface{ Unwrap() error }:
-		if part := e.Unwrap(); part != nil {
-			each(part, visit)
-			return
-		}
-		visit(err)
-	default:
-		visit(err)
 	}
+	return all, true
 }
 
-// bulkBody is the body of api/v1/bulk: codeq.BulkOptions without Match.
+// bulkBody is the body of api/v1/bulk: codeq.BulkOptions without functions.
 type bulkBody struct {
-	Action                codeq.BulkAction
-	States                []codeq.State
-	Queue                 string
-	Tenants               []string
-	Group, Key, ErrorKind string
-	From, To              time.Time
-	Priority              int
-	ToQueue               string
-	Rate                  float64
-	DryRun                bool
-	Cursor                string
+	codeq.TaskFilter
+	Action   codeq.BulkAction
+	Priority int
+	ToQueue  string
+	Rate     float64
+	DryRun   bool
+	Cursor   string
 }
 
 func (d *Dashboard) apiStartBulk(w http.ResponseWriter, r *request) error {
@@ -377,11 +435,8 @@ func (d *Dashboard) apiStartBulk(w http.ResponseWriter, r *request) error {
 		return err
 	}
 	j, err := d.startBulk(r, codeq.BulkOptions{
-		TaskFilter: codeq.TaskFilter{
-			States: b.States, Queue: b.Queue, Tenants: b.Tenants, Group: b.Group, Key: b.Key, ErrorKind: b.ErrorKind, From: b.From, To: b.To,
-		},
-		Action: b.Action, Priority: b.Priority, ToQueue: b.ToQueue, Rate: b.Rate, DryRun: b.DryRun, Cursor: b.Cursor,
-	})
+		TaskFilter: b.TaskFilter, Action: b.Action, Priority: b.Priority, ToQueue: b.ToQueue, Rate: b.Rate, DryRun: b.DryRun, Cursor: b.Cursor,
+	}, 0)
 	if err != nil {
 		return err
 	}
@@ -413,31 +468,11 @@ func (d *Dashboard) apiDead(ctx context.Context, r *request) (any, error) {
 		return nil, err
 	}
 	return struct {
-		Groups  []*deadGroup
-		Scanned int
-		More    bool
-	}{g.Groups, g.Scanned, g.More}, nil
-}
-
-// apiSchedule is a schedule with its next ticks.
-type apiSchedule struct {
-	codeq.ScheduleInfo
-	Upcoming []time.Time
-}
-
-func (d *Dashboard) apiSchedules(ctx context.Context, r *request) (any, error) {
-	all, err := d.schedules(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	shown := []apiSchedule{}
-	for _, s := range all {
-		shown = append(shown, apiSchedule{s.ScheduleInfo, s.Upcoming})
-	}
-	return struct {
-		Schedules []apiSchedule
-		Hidden    bool
-	}{shown, !r.access.Has(Payloads)}, nil
+		Groups []*deadGroup
+		Dead   uint64
+		Rest   []*restKind `json:",omitempty"`
+		Looked int         `json:",omitzero"`
+	}{g.Groups, g.Dead, g.Rest, g.Looked}, nil
 }
 
 func (d *Dashboard) apiSetSchedule(w http.ResponseWriter, r *request) error {
@@ -451,20 +486,6 @@ func (d *Dashboard) apiSetSchedule(w http.ResponseWriter, r *request) error {
 		return err
 	}
 	return writeJSON(w, http.StatusOK, nothing{})
-}
-
-func (d *Dashboard) apiWorkers(ctx context.Context, _ *request) (any, error) {
-	workers, err := d.q.Workers(ctx)
-	if workers == nil {
-		workers = []codeq.WorkerInfo{}
-	}
-	return struct{ Workers []codeq.WorkerInfo }{workers}, err
-}
-
-func (d *Dashboard) apiStorage(context.Context, *request) (any, error) { return d.q.StorageStats() }
-
-func (d *Dashboard) apiCluster(ctx context.Context, _ *request) (any, error) {
-	return d.q.ClusterStatus(ctx)
 }
 
 func (d *Dashboard) apiAudit(context.Context, *request) (any, error) {

@@ -11,6 +11,7 @@ import (
 
 	"codeq"
 	"codeq/codeqweb"
+	"codeq/internal/testbase"
 )
 
 // TestAuditTargets: entries have the target of a change, also for a denied request if its URL has
@@ -41,6 +42,7 @@ func TestAuditTargets(t *testing.T) {
 
 // TestAuditIsSmall: entries do not keep their requests in memory.
 func TestAuditIsSmall(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	s := open(t, codeq.Options{}, as(codeqweb.All))
 	heap := func() uint64 {
 		runtime.GC()

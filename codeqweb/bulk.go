@@ -35,6 +35,7 @@ type job struct {
 	Started  time.Time
 	Ended    time.Time         `json:",omitzero"` // zero: it runs
 	Seen     int               // selected so far
+	Expected int               `json:",omitzero"` // that a dry run has selected before; 0: not known
 	Result   *codeq.BulkResult `json:",omitzero"`
 	Error    string            `json:",omitzero"`
 	Kind     string            `json:",omitzero"`
@@ -105,7 +106,13 @@ func (b *bulks) stop(ctx context.Context, id string) (job, error) {
 }
 
 // startBulk begins a bulk change.
-func (d *Dashboard) startBulk(r *request, opts codeq.BulkOptions) (*runningJob, error) {
+func (d *Dashboard) startBulk(r *request, opts codeq.BulkOptions, expected int) (*runningJob, error) {
+	if opts.Text != "" && d.opts.Redact != nil { // the number of its tasks would reveal hidden parts
+		return nil, invalid("text", "empty: the application hides parts of tasks")
+	}
+	if opts.Contents && !r.access.Has(Payloads) {
+		return nil, errDenied
+	}
 	b := &d.bulks
 	ctx, cancel := context.WithCancel(d.ctx)
 	b.mu.Lock()
@@ -119,7 +126,7 @@ func (d *Dashboard) startBulk(r *request, opts codeq.BulkOptions) (*runningJob, 
 	j := &runningJob{stop: cancel, ended: make(chan struct{})}
 	j.job = job{
 		ID: strconv.Itoa(b.number), Action: opts.Action, Filter: opts.TaskFilter, Priority: opts.Priority, ToQueue: opts.ToQueue,
-		Rate: opts.Rate, DryRun: opts.DryRun, Started: time.Now(),
+		Rate: opts.Rate, DryRun: opts.DryRun, Started: time.Now(), Expected: expected,
 	}
 	if b.jobs = append(b.jobs, j); len(b.jobs) > bulksKept { // at most bulksRunning of them run
 		n := slices.IndexFunc(b.jobs, func(old *runningJob) bool { return !old.job.Ended.IsZero() })
@@ -144,9 +151,7 @@ func (d *Dashboard) startBulk(r *request, opts codeq.BulkOptions) (*runningJob, 
 }
 
 func (d *Dashboard) runBulk(ctx context.Context, j *runningJob, opts codeq.BulkOptions) {
-	if opts.Rate > 0 { // it takes long: count its progress. Match reads each task's payload
-		opts.Match = func(*codeq.TaskInfo) bool { j.seen.Add(1); return true }
-	}
+	opts.Progress = func(r codeq.BulkResult) { j.seen.Store(int64(r.Matched)) }
 	result, err := d.q.Bulk(ctx, opts)
 	d.endBulk(j, result, err)
 }
@@ -191,13 +196,20 @@ func describeFilter(f codeq.TaskFilter) (text string) {
 	for _, s := range f.States {
 		text += " " + s.String()
 	}
-	for _, v := range []namedValue{{"queue", f.Queue}, {"group", f.Group}, {"key", f.Key}, {"error", f.ErrorKind}} {
+	for _, v := range []namedValue{{"queue", f.Queue}, {"kind", f.Kind}, {"group", f.Group}, {"key", f.Key}, {"error", f.ErrorKind}, {"text", f.Text}} {
 		if v.Value != "" {
 			text += ", " + v.Name + " " + v.Value.(string)
 		}
 	}
+	if f.Contents {
+		text += ", also in contents"
+	}
 	for _, tenant := range f.Tenants {
-		text += ", tenant " + tenant
+		if tenant == "" {
+			text += ", no tenant"
+		} else {
+			text += ", tenant " + tenant
+		}
 	}
 	if !f.From.IsZero() {
 		text += ", from " + exact(f.From)
@@ -222,7 +234,7 @@ func await(ctx context.Context, j *runningJob, d time.Duration) {
 // bulkForm begins a bulk change from a form.
 func (d *Dashboard) bulkForm(w http.ResponseWriter, r *request) error {
 	p := r.params
-	filter, err := filterOf(p)
+	filter, err := d.filterOf(r)
 	if err != nil {
 		return err
 	}
@@ -240,7 +252,13 @@ func (d *Dashboard) bulkForm(w http.ResponseWriter, r *request) error {
 			return invalid("rate", "a number")
 		}
 	}
-	j, err := d.startBulk(r, opts)
+	expected := 0
+	if p.Has("expected") {
+		if expected, err = intParam(p, "expected"); err != nil {
+			return err
+		}
+	}
+	j, err := d.startBulk(r, opts, expected)
 	if err != nil {
 		return err
 	}
@@ -252,9 +270,27 @@ func (d *Dashboard) bulkForm(w http.ResponseWriter, r *request) error {
 
 // bulkView is the content of the page of a job.
 type bulkView struct {
-	Job   job
+	Job   *job
 	Words string     // the filter
 	Again url.Values // the form that repeats a dry run as a change; nil: none
+}
+
+// Progress says how far a running job is, at what rate, and how long it will take.
+func (j *job) Progress() string {
+	took := time.Since(j.Started).Seconds()
+	if j.Seen == 0 || took <= 0 {
+		return ""
+	}
+	speed := float64(j.Seen) / took
+	text := number(j.Seen)
+	if j.Expected > 0 {
+		text += " of " + number(j.Expected)
+	}
+	text += ", " + rate(speed) + " a second"
+	if left := j.Expected - j.Seen; left > 0 {
+		text += ", " + span(time.Duration(float64(left)/speed*float64(time.Second)).Round(time.Second)) + " left"
+	}
+	return text
 }
 
 func (d *Dashboard) bulkPage(w http.ResponseWriter, r *request) error {
@@ -262,7 +298,8 @@ func (d *Dashboard) bulkPage(w http.ResponseWriter, r *request) error {
 	if err != nil {
 		return err
 	}
-	v := bulkView{Job: d.bulks.view(j)}
+	view := d.bulks.view(j)
+	v := bulkView{Job: &view}
 	f := v.Job.Filter
 	v.Words = describeFilter(f)
 	refresh := 0
@@ -273,6 +310,7 @@ func (d *Dashboard) bulkPage(w http.ResponseWriter, r *request) error {
 		v.Again.Set("action", v.Job.Action.String())
 		v.Again.Set("to-priority", strconv.Itoa(v.Job.Priority))
 		v.Again.Set("to-queue", v.Job.ToQueue)
+		v.Again.Set("expected", strconv.Itoa(v.Job.Result.Matched))
 		if v.Job.Rate > 0 {
 			v.Again.Set("rate", strconv.FormatFloat(v.Job.Rate, 'g', -1, 64))
 		}

@@ -2,11 +2,9 @@ package codeqweb
 
 import (
 	"context"
-	"embed"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"html/template"
 	"maps"
 	"net/http"
@@ -24,7 +22,8 @@ import (
 // Options are the options of [Handler]. A zero field means its documented default.
 type Options struct {
 	// Access returns the rights of a request; the application knows its user. It is called for each
-	// request, by several goroutines at a time. Default: [Read], for all requests.
+	// request, by several goroutines at a time, and again every ten seconds while a stream goes on,
+	// which ends when they change. Default: [Read], for all requests.
 	Access func(*http.Request) Access
 	// Hosts lists the accepted Host headers besides "localhost" and the loopback addresses: such as
 	// "jobs.example.com", or "jobs.example.com:8443" for one port only. Others get 421: otherwise a
@@ -43,10 +42,11 @@ type Options struct {
 	// keep the *Entry. Default: no call.
 	Audit func(*http.Request, *Entry)
 	// Redact is called with a copy of each task before it is shown, as page or JSON, and may change
-	// it: for instance remove a secret from its Payload, Headers, Metadata, Steps, Result or
-	// LastError. It may replace these slices and maps, but must not write into them. Tasks of
-	// schedules have no ID. Tasks of events have ID, Queue, Tenant, Attempts, LastError and
-	// Progress only. Default: all is shown that Access allows.
+	// it: for instance remove a secret from its Payload, Headers, Metadata, Steps, Cursors, Logs,
+	// Progress, Result, LastError or History. If it changes LastError, the errors in History that
+	// it leaves are hidden. It may replace these slices and maps, but must not write into them,
+	// except into History. Tasks of schedules have no ID. Tasks of events have ID, Queue, Tenant,
+	// Attempts, LastError and Progress only. Default: all is shown that Access allows.
 	Redact func(*codeq.TaskInfo)
 	// Format returns a payload or a result as text for a page, such as the JSON form of a message;
 	// "": use the default. Default: JSON is indented, other text is unchanged, everything else is
@@ -68,16 +68,21 @@ type Dashboard struct {
 	sampler   *sampler
 	audit     auditLog
 	bulks     bulks
-	kin       childCache
+	kin       searchCache[foundChildren]
+	flows     searchCache[*flow]
+	days      *survey[[]codeq.DayTotals] // of all queues
+	usage     *survey[*usage]
+	runs      *survey[*lastRuns]
 	health    health
 	routes    map[string]map[string]*route // by path and method
 	templates map[string]*template.Template
-	assets    map[string]asset
+	assets    map[string]*asset // by path
 
-	busy    chan struct{} // one element for each request that calls the queue
-	large   chan struct{} // one element for each request with a large body
-	streams atomic.Int64
-	users   users
+	busy     chan struct{} // one element for each request that calls the queue
+	large    chan struct{} // one element for each request with a large body
+	searches chan struct{} // one element for each search
+	streams  atomic.Int64
+	users    users
 }
 
 // The bounds of all requests together.
@@ -101,7 +106,7 @@ const (
 func Handler(q *codeq.Queue, opts *Options) *Dashboard {
 	d := &Dashboard{
 		q: q, cross: http.NewCrossOriginProtection(),
-		busy: make(chan struct{}, maxBusy), large: make(chan struct{}, maxLarge), kin: newChildCache(),
+		busy: make(chan struct{}, maxBusy), large: make(chan struct{}, maxLarge), searches: make(chan struct{}, maxSearches), kin: newSearchCache[foundChildren](), flows: newSearchCache[*flow](),
 	}
 	if opts != nil {
 		d.opts = *opts
@@ -109,9 +114,10 @@ func Handler(q *codeq.Queue, opts *Options) *Dashboard {
 	if d.opts.Access == nil {
 		d.opts.Access = func(*http.Request) Access { return Read }
 	}
+	d.usage, d.runs, d.days = newSurvey(d.readUsage), newSurvey(d.readRuns), newSurvey(d.readDays)
 	d.ctx, d.end = context.WithCancel(context.Background())
 	d.audit.hook = d.opts.Audit
-	d.loadAssets()
+	d.loadPages()
 	d.routes = d.allRoutes()
 	d.sampler = newSampler(q, d.ctx, d.end)
 	d.sampler.viewers.render = d.renderTopic
@@ -140,6 +146,7 @@ type route struct {
 	needs Access
 	kind  routeKind
 	serve func(http.ResponseWriter, *request) error
+	takes []string // the parameters in the URL of a JSON form; those that end with "+" may be repeated
 }
 
 type routeKind uint8
@@ -167,7 +174,7 @@ func (d *Dashboard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	setSecurityHeaders(w.Header())
 	where := strings.TrimPrefix(r.URL.Path, "/")
 	q := &request{Request: r, path: where, api: where == "api/v1" || strings.HasPrefix(where, "api/")}
-	a := &answer{w: w}
+	a := &answer{w: w, r: r}
 	leave, err := d.enterUser(q)
 	if err == nil {
 		defer leave() // after the answer is sent
@@ -188,7 +195,7 @@ func (d *Dashboard) enterUser(r *request) (leave func(), err error) {
 	if r.user, r.name, err = d.userOf(r.Request); err != nil {
 		return nil, err
 	}
-	if rt := d.routes[r.path][http.MethodGet]; rt != nil && rt.kind == streamRoute {
+	if rt := d.routes[r.path][http.MethodGet]; rt != nil && rt.kind == streamRoute && r.Method != http.MethodHead {
 		return d.users.enter(&d.users.streams, r.user, streamsOfUser)
 	}
 	return d.users.enter(&d.users.requests, r.user, requestsOfUser)
@@ -207,7 +214,7 @@ func (d *Dashboard) answer(w http.ResponseWriter, r *request) error {
 		return &refusal{http.StatusForbidden, "denied", "a request from another origin"}
 	}
 	if a, ok := d.assets[r.path]; ok {
-		return d.serveAsset(w, r, a)
+		return serveAsset(w, r, a)
 	}
 	if uri, _, _ := strings.Cut(r.RequestURI, "?"); r.path == "" && uri != "" && !strings.HasSuffix(uri, "/") {
 		// mounted at a path without a final slash: relative links would be wrong there
@@ -237,12 +244,19 @@ func (d *Dashboard) answer(w http.ResponseWriter, r *request) error {
 		w.Header().Set("Allow", allowed)
 		return &refusal{http.StatusMethodNotAllowed, "method", "this page takes " + allowed}
 	}
-	r.params = r.URL.Query()
+	var malformed error
+	r.params, malformed = url.ParseQuery(r.URL.RawQuery)
 	if needs := rt.needs | Read; !r.access.Has(needs) { // before a body is read
 		if method == http.MethodPost {
 			d.audited(r, r.params, errDenied, true)
 		}
 		return errDenied
+	}
+	if err := rt.checkParams(r, malformed); err != nil {
+		if method == http.MethodPost {
+			d.audited(r, r.params, err, false)
+		}
+		return err
 	}
 	if d.ctx.Err() != nil {
 		return codeq.ErrClosed
@@ -384,8 +398,9 @@ func refusalOf(err error) *refusal {
 type errorBody struct {
 	Error string
 	Kind  string
-	ID    codeq.ID `json:",omitzero"` // of the task that has the key of a duplicate
-	Key   string   `json:",omitzero"`
+	ID    codeq.ID   `json:",omitzero"` // of the task that has the key of a duplicate
+	Key   string     `json:",omitzero"`
+	IDs   []codeq.ID `json:",omitempty"` // of a batch that is stored in part
 }
 
 func (e *refusal) body() errorBody { return errorBody{Error: e.text, Kind: e.kind} }
@@ -405,6 +420,9 @@ func (d *Dashboard) refuse(w http.ResponseWriter, r *request, err error) {
 		if dup, ok := errors.AsType[*codeq.DuplicateError](err); ok {
 			body.ID, body.Key = dup.ID, dup.Key
 		}
+		if part, ok := errors.AsType[*partlyStored](err); ok {
+			body.IDs = part.ids
+		}
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(e.status)
 		_ = json.NewEncoder(w).Encode(body)
@@ -420,67 +438,9 @@ func (d *Dashboard) refuse(w http.ResponseWriter, r *request, err error) {
 	}
 }
 
-//go:embed assets
-var assetFiles embed.FS
-
-// asset is a file that pages load. Its URL changes with its content.
-type asset struct {
-	body []byte
-	kind string
-}
-
 // screens lists the pages. Each has a template of the same name.
 var screens = []string{
-	"overview", "queue", "tasks", "task", "dead", "schedules", "workers", "storage", "cluster", "audit", "bulk", "bulks", "error",
-}
-
-func (d *Dashboard) loadAssets() {
-	version := fnv.New32a()
-	d.assets = make(map[string]asset)
-	for name, kind := range map[string]string{"style.css": "text/css; charset=utf-8", "live.js": "text/javascript; charset=utf-8"} {
-		body, err := assetFiles.ReadFile("assets/" + name)
-		if err != nil {
-			panic(err) // they are embedded
-		}
-		d.assets["assets/"+name] = asset{body, kind}
-	}
-	for _, name := range []string{"style.css", "live.js"} {
-		_, _ = version.Write(d.assets["assets/"+name].body)
-	}
-	funcs := template.FuncMap{
-		"t": visible, "line": line, "field": field, "n": number, "rate": rate, "size": size, "span": span, "ago": distance, "age": age,
-		"full": exact, "iso": machine, "url": link, "form": func(action string, p url.Values) string { return action + "?" + p.Encode() }, "join": strings.Join, "quantile": func(s codeq.UpkeepStats, f float64) string { return span(s.Quantile(f)) },
-		"version": func() string { return fmt.Sprintf("%08x", version.Sum32()) },
-		"percent": func(part, whole int64) string {
-			if whole == 0 {
-				return "0 %"
-			}
-			return fmt.Sprintf("%d %%", 100*part/whole)
-		},
-		"zero": func(t time.Time) bool { return t.IsZero() },
-		"pair": func(name string, v any) namedValue { return namedValue{name, v} },
-	}
-	layout := template.Must(template.New("layout").Funcs(funcs).ParseFS(assetFiles, "assets/layout.html"))
-	d.templates = make(map[string]*template.Template)
-	for _, name := range screens {
-		d.templates[name] = template.Must(template.Must(layout.Clone()).ParseFS(assetFiles, "assets/"+name+".html"))
-	}
-}
-
-type namedValue struct {
-	Name  string
-	Value any
-}
-
-func (d *Dashboard) serveAsset(w http.ResponseWriter, r *request, a asset) error {
-	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		w.Header().Set("Allow", http.MethodGet)
-		return &refusal{http.StatusMethodNotAllowed, "method", "this takes GET"}
-	}
-	w.Header().Set("Content-Type", a.kind)
-	w.Header().Set("Cache-Control", "public, max-age=86400")
-	_, err := w.Write(a.body)
-	return err
+	"overview", "queue", "tasks", "task", "flow", "dead", "schedules", "workers", "storage", "cluster", "audit", "bulk", "bulks", "search", "error",
 }
 
 // link returns the relative URL of a page. pairs has the names and values of its query; empty
@@ -502,9 +462,11 @@ func link(screen string, pairs ...any) string {
 type page struct {
 	Title  string
 	Screen string
-	Status int    // of the answer; 0: 200
-	Live   string // the query of the stream that the page follows
-	// Refresh is the number of seconds until the page reloads; 0: never, or it follows the stream.
+	Loads  []string // names of styles and scripts, besides those of all pages
+	Status int      // of the answer; 0: 200
+	Live   string   // the query of the stream that the page follows
+	// Refresh is the number of seconds until the page is loaded again, for what Live does not send;
+	// 0: never.
 	Refresh int
 	Body    any
 
@@ -513,6 +475,19 @@ type page struct {
 	Done   string // the message about the last change
 	Back   string // this page, for forms to come back to
 	Root   string // prefix of relative links to pages: "", or "../" for the error of an action
+}
+
+// Styles and Scripts are the parts of Loads.
+func (p page) Styles() []string  { return p.loads(".css") }
+func (p page) Scripts() []string { return p.loads(".js") }
+
+func (p page) loads(ext string) (names []string) {
+	for _, name := range p.Loads {
+		if path.Ext(name) == ext {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // CanAct reports whether the viewer may change tasks.

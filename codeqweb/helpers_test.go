@@ -188,14 +188,14 @@ func loaded(t *testing.T, opts *codeqweb.Options) (s *site, ids map[string]codeq
 // pages returns the paths of all screens, with parameters for loaded.
 func pages(ids map[string]codeq.ID) []string {
 	list := []string{
-		"/", "/?by=minute&order=dead&find=m", "/queue?name=mail", "/queue?name=nobody", "/tasks", "/dead", "/dead?queue=mail", "/schedules",
-		"/workers", "/storage", "/cluster", "/audit", "/bulks",
+		"/", "/?span=24h&order=dead&find=m", "/?span=90d", "/queue?name=mail&span=90d", "/queue?name=mail", "/queue?name=nobody", "/tasks", "/dead", "/dead?queue=mail", "/schedules",
+		"/workers", "/storage", "/cluster", "/audit", "/bulks", "/search", "/search?q=mail",
 	}
 	for _, state := range []string{"ready", "scheduled", "blocked", "leased", "dead", "done", "canceled"} {
 		list = append(list, "/tasks?state="+state, "/tasks?newest=true&queue=mail&state="+state)
 	}
 	for _, id := range ids {
-		list = append(list, fmt.Sprint("/task?id=", id))
+		list = append(list, fmt.Sprint("/task?id=", id), fmt.Sprint("/flow?id=", id))
 	}
 	return list
 }

@@ -3,6 +3,8 @@ package codeqweb
 import (
 	"fmt"
 	"net/http"
+	"slices"
+	"strings"
 
 	"codeq"
 )
@@ -24,17 +26,42 @@ func (d *Dashboard) accessOf(r *http.Request) (a Access, err error) {
 	return a, err
 }
 
-// redact calls Options.Redact. After a panic, everything that it might have hidden is removed.
+// redact calls Options.Redact. After a panic, everything that it might have hidden is removed. The
+// attempts have copies of errors: if Redact changes LastError, those that it leaves are hidden.
 func (d *Dashboard) redact(t *codeq.TaskInfo) {
 	if d.opts.Redact == nil {
 		return
 	}
 	before := *t
+	t.History = slices.Clone(t.History)
 	if err := contained("Options.Redact", func() { d.opts.Redact(t) }); err != nil {
 		*t = codeq.TaskInfo{
 			ID: before.ID, State: before.State, At: before.At, Task: codeq.Task{Queue: before.Queue}, LastError: err.Error(),
 		}
 	}
+	if t.LastError == before.LastError {
+		return
+	}
+	for i := range t.History {
+		a := &t.History[i]
+		left := slices.ContainsFunc(before.History, func(b codeq.Attempt) bool { return b.Error == a.Error })
+		switch {
+		case a.Error == "" || !left:
+		case isBeginning(a.Error, before.LastError):
+			a.Error = t.LastError
+		default:
+			a.Error = redactedError
+		}
+	}
+}
+
+// attemptText is the size from that on the error of an attempt may be cut: it is 256 bytes, without
+// a part of a character at the end.
+const attemptText = 256 - 3
+
+// isBeginning reports whether the error of an attempt is the beginning of a last error.
+func isBeginning(text, last string) bool {
+	return text == last || len(text) >= attemptText && strings.HasPrefix(last, text)
 }
 
 // format calls Options.Format; "": use the default.

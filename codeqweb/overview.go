@@ -11,15 +11,19 @@ import (
 	"time"
 )
 
+// worstShown is the number of queues in trouble above the numbers of all queues.
+const worstShown = 4
+
 // overviewRows is the number of queues on a page of the overview.
 const overviewRows = 50
 
-// orders lists the sort orders of the overview. The first one is the default.
-var orders = []struct {
-	Name, Title string
-	less        func(a, b *row) int
-}{
+// defaultOrder is the sort order of the overview.
+const defaultOrder = "worst"
+
+// orders lists the sort orders of the overview, which are its columns.
+var orders = []order{
 	{"name", "Queue", func(a, b *row) int { return cmp.Compare(a.Name, b.Name) }},
+	{"worst", "State", compareTrouble},
 	{"ready", "Ready", func(a, b *row) int { return cmp.Compare(b.Counts.Ready, a.Counts.Ready) }},
 	{"oldest", "Oldest", func(a, b *row) int { return compareOldest(a.Oldest, b.Oldest) }},
 	{"scheduled", "Scheduled", func(a, b *row) int { return cmp.Compare(b.Counts.Scheduled, a.Counts.Scheduled) }},
@@ -28,6 +32,20 @@ var orders = []struct {
 	{"dead", "Dead", func(a, b *row) int { return cmp.Compare(b.Counts.Dead, a.Counts.Dead) }},
 	{"completed", "Completed/s", func(a, b *row) int { return cmp.Compare(b.Completed, a.Completed) }},
 	{"failed", "Failed/s", func(a, b *row) int { return cmp.Compare(b.Failed, a.Failed) }},
+}
+
+// order is a sort order of the overview.
+type order struct {
+	Name, Title string
+	less        func(a, b *row) int
+}
+
+// sort is the direction, for a reader of the column.
+func (o *order) sort() string {
+	if o.Name == "name" {
+		return "ascending"
+	}
+	return "descending"
 }
 
 func compareOldest(a, b time.Time) int {
@@ -45,7 +63,7 @@ func compareOldest(a, b time.Time) int {
 
 // overviewQuery returns the parameters of the overview in canonical form.
 func overviewQuery(p url.Values) url.Values {
-	q := url.Values{"by": {by(p)}, "order": {"name"}}
+	q := url.Values{"span": {spanOf(p).Name}, "order": {defaultOrder}}
 	for _, o := range orders {
 		if o.Name == p.Get("order") {
 			q.Set("order", o.Name)
@@ -60,25 +78,19 @@ func overviewQuery(p url.Values) url.Values {
 	return q
 }
 
-// by returns the resolution of the charts.
-func by(p url.Values) string {
-	if p.Get("by") == "minute" {
-		return "minute"
-	}
-	return "second"
-}
-
 // overviewView is the content of the overview.
 type overviewView struct {
 	At     time.Time
 	Error  string
 	All    row
 	Queues int
-	Charts []chart
-	By     string
+	Charts *chartsView // nil in a stream
+	Span   string
 
 	Orders             []orderLink
-	Rows               []row
+	Rows               []overviewRow
+	Troubled           int    // queues in trouble
+	Worst              []*row // the first of them
 	Find, Order        string
 	From, Found        int    // index of the first row, and the number of matching queues
 	Previous, Next     string // links; "": none
@@ -91,16 +103,23 @@ type overviewView struct {
 	LowDisk            bool  // less is free than twice MinFree
 }
 
+// overviewRow is a queue of the overview.
+type overviewRow struct {
+	*row
+	Spark *spark // nil: the queue has no series
+}
+
+// orderLink is a column of the overview.
 type orderLink struct {
-	Title, URL string
-	On         bool
+	Title, URL, Sort string
+	On, Number       bool
 }
 
 // overview returns the view of a sample.
 func (d *Dashboard) overview(s *sample, p url.Values) overviewView {
 	q := overviewQuery(p)
 	v := overviewView{
-		At: s.At, All: s.All, Queues: s.Queues, By: q.Get("by"), Charts: d.charts("", q.Get("by") == "minute"),
+		At: s.At, All: s.All, Queues: s.Queues, Span: q.Get("span"),
 		Find: q.Get("find"), Order: q.Get("order"),
 		Free: -1,
 	}
@@ -117,13 +136,19 @@ func (d *Dashboard) overview(s *sample, p url.Values) overviewView {
 	}
 	rows := make([]*row, 0, len(s.Rows))
 	for i := range s.Rows {
+		if s.Rows[i].Trouble.worst > 0 {
+			v.Troubled++
+			v.Worst = append(v.Worst, &s.Rows[i])
+		}
 		if v.Find == "" || strings.Contains(strings.ToLower(s.Rows[i].Name), strings.ToLower(v.Find)) {
 			rows = append(rows, &s.Rows[i])
 		}
 	}
+	slices.SortStableFunc(v.Worst, compareTrouble)
+	v.Worst = v.Worst[:min(len(v.Worst), worstShown)]
 	for _, o := range orders {
-		v.Orders = append(v.Orders, orderLink{o.Title, at("order", o.Name), o.Name == v.Order})
-		if o.Name == v.Order && o.Name != "name" { // Rows are already sorted by name
+		v.Orders = append(v.Orders, orderLink{o.Title, at("order", o.Name), o.sort(), o.Name == v.Order, o.Name != "name" && o.Name != "worst"})
+		if o.Name == v.Order && o.Name != "name" { // the rows are already sorted by name
 			slices.SortStableFunc(rows, o.less)
 		}
 	}
@@ -132,8 +157,14 @@ func (d *Dashboard) overview(s *sample, p url.Values) overviewView {
 	if v.From >= v.Found {
 		v.From = 0
 	}
-	for _, r := range rows[v.From:min(v.Found, v.From+overviewRows)] {
-		v.Rows = append(v.Rows, *r)
+	shown := rows[v.From:min(v.Found, v.From+overviewRows)]
+	names := make([]string, len(shown))
+	for i, r := range shown {
+		names[i] = r.Name
+	}
+	backlogs := d.sampler.backlogs(names)
+	for _, r := range shown {
+		v.Rows = append(v.Rows, overviewRow{r, sparkOf(backlogs[r.Name])})
 	}
 	if v.From > 0 {
 		v.Previous = at("from", strconv.Itoa(max(0, v.From-overviewRows)))
@@ -169,6 +200,9 @@ func (d *Dashboard) overviewPage(w http.ResponseWriter, r *request) error {
 	}
 	q := overviewQuery(r.params)
 	v := d.overview(s, q)
+	if v.Charts, err = d.chartsView(r.Context(), "", spanOf(q), "./", q); err != nil {
+		return err
+	}
 	q.Set("page", "overview")
-	return d.show(w, r, page{Title: "Overview", Screen: "overview", Live: q.Encode(), Body: v})
+	return d.show(w, r, page{Title: "Overview", Screen: "overview", Live: q.Encode(), Loads: chartFiles, Body: v})
 }

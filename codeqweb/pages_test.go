@@ -45,6 +45,29 @@ func TestPages(t *testing.T) {
 	}
 }
 
+// TestTabs: the tabs have numbers where those are of the list, and a later page that has become
+// empty does not say that there are no tasks.
+func TestTabs(t *testing.T) {
+	s, _ := loaded(t, as(codeqweb.All))
+	for path, counted := range map[string]bool{
+		"/tasks": true, "/tasks?queue=mail": true, "/tasks?queue=mail&state=dead&newest=true": true,
+		"/tasks?tenant=acme": false, "/tasks?queue=mail&text=17": false, "/tasks?no-tenant=true": false, "/tasks?from=2020-01-01": false,
+	} {
+		require.Equal(t, counted, strings.Contains(s.get(path), `class="count"`), path)
+	}
+	ids := make([]codeq.ID, 51)
+	for i := range ids {
+		ids[i] = s.produce(codeq.Task{Queue: "many"})
+	}
+	next := regexp.MustCompile(`href="([^"]+)" id="next"`).FindStringSubmatch(s.get("/tasks?queue=many&state=ready"))
+	require.NotNil(t, next)
+	require.NoError(t, s.q.Cancel(t.Context(), ids[50]))
+	page := s.get("/" + html.UnescapeString(next[1]))
+	require.Contains(t, page, "on this page any more")
+	require.NotContains(t, page, "No task is here")
+	require.Contains(t, page, `id="first"`)
+}
+
 // TestEmpty: screens of an empty queue say what to do.
 func TestEmpty(t *testing.T) {
 	s := open(t, codeq.Options{Shards: 1}, as(codeqweb.All))
@@ -97,4 +120,17 @@ func TestTenants(t *testing.T) {
 	], "Read": 6, "All": true}`, s.get("/api/v1/tenants?queue=a"))
 	require.Contains(t, s.get("/queue?name=a"), `<tr data-tenant="x">`)
 	require.JSONEq(t, `{"Tenants": [], "Read": 0, "All": true}`, s.get("/api/v1/tenants?queue=none"))
+}
+
+// TestKinds: tasks are filtered by their kind, which is shown.
+func TestKinds(t *testing.T) {
+	s := open(t, codeq.Options{Shards: 1}, as(codeqweb.All))
+	ship, charge := s.produce(codeq.Task{Queue: "a", Kind: "<ship>"}), s.produce(codeq.Task{Queue: "a", Kind: "charge"})
+	require.Contains(t, s.get("/task?id="+ship.String()), `<a href="tasks?kind=%3Cship%3E&amp;queue=a" id="kind"><bdi>&lt;ship&gt;</bdi></a>`)
+	for _, path := range []string{"/tasks?kind=%3Cship%3E", "/api/v1/tasks?kind=%3Cship%3E"} {
+		page := s.get(path)
+		require.Contains(t, page, ship.String(), path)
+		require.NotContains(t, page, charge.String(), path)
+	}
+	require.Contains(t, s.get("/tasks?kind=%3Cship%3E"), `name="kind" value="&lt;ship&gt;"`)
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -16,88 +15,16 @@ import (
 // The sampler samples the queue for all viewers: each second while there are viewers, otherwise
 // each minute. It is one goroutine, which ends at Dashboard.Close or the queue's Close.
 //
-// Its memory is bounded by 8 MiB: two times maxRows rows while the next sample is made, the series
+// Its memory is bounded by 14 MiB: two times maxRows rows while the next sample is made, the series
 // of seriesQueues queues, and the series of all queues together.
 const (
-	secondsKept  = 300  // samples, by second
-	minutesKept  = 1440 // samples, by minute: 24 hours
-	seriesQueues = 50   // with series of their own
+	seriesQueues = 50 // with series of their own
 	maxRows      = 10_000
 	maxNames     = 512 << 10              // bytes of the names of the rows
 	sampleTime   = 5 * time.Second        // for the queue's answer
 	slowEvery    = 5 * time.Second        // between two samples of workers and storage
 	soonest      = 250 * time.Millisecond // between two messages to viewers
 )
-
-// point is the state of a queue, or of all queues, at one time.
-type point struct {
-	at                                      uint32 // seconds since 1970
-	ready, scheduled, blocked, leased, dead uint32 // tasks, capped
-	produced, completed, failed             uint32 // since the point before
-	oldest                                  uint32 // age of the oldest ready task, in seconds
-}
-
-// series has the points of a queue.
-//
-// Invariant: a ring is filled from 0 on, and then overwritten from next on.
-type series struct {
-	seconds, minutes ring
-	minute           totals    // totals at the last point of minutes
-	used             time.Time // last activity of the queue, or last view
-}
-
-type ring struct {
-	points []point
-	next   int
-}
-
-func (r *ring) push(p point, kept int) {
-	if len(r.points) < kept {
-		if len(r.points) == cap(r.points) { // append would allocate too much
-			r.points = slices.Grow(r.points, min(kept, max(16, 2*len(r.points)))-len(r.points))
-		}
-		r.points = append(r.points, p)
-		return
-	}
-	r.points[r.next] = p
-	r.next = (r.next + 1) % kept
-}
-
-// merge adds a point. It merges it with the last one in the same second.
-func (r *ring) merge(p point, kept int) {
-	if len(r.points) > 0 {
-		if last := &r.points[(r.next+len(r.points)-1)%len(r.points)]; last.at == p.at {
-			p.produced, p.completed, p.failed = p.produced+last.produced, p.completed+last.completed, p.failed+last.failed
-			*last = p
-			return
-		}
-	}
-	r.push(p, kept)
-}
-
-// all returns a copy, the oldest first.
-func (r *ring) all() []point {
-	return append(slices.Clone(r.points[r.next:]), r.points[:r.next]...)
-}
-
-// totals has the sums of codeq.Totals for a chart.
-type totals struct{ produced, completed, failed uint64 }
-
-func totalsOf(t *codeq.Totals) totals {
-	return totals{t.Produced, t.Completed, t.Retried + t.Expired + t.Dead}
-}
-
-// since returns the difference to before; zero if the totals were reset.
-func (t totals) since(before totals) totals {
-	if t.produced < before.produced || t.completed < before.completed || t.failed < before.failed {
-		return totals{}
-	}
-	return totals{t.produced - before.produced, t.completed - before.completed, t.failed - before.failed}
-}
-
-func (t *totals) add(o totals) {
-	t.produced, t.completed, t.failed = t.produced+o.produced, t.completed+o.completed, t.failed+o.failed
-}
 
 // row is a queue in a sample.
 type row struct {
@@ -109,7 +36,17 @@ type row struct {
 	// Produced, Completed and Failed are rates per second, since the previous sample.
 	Produced, Completed, Failed float64
 
+	Trouble trouble
+
 	totals totals
+	normal normal
+	limits limits
+}
+
+// limits are settings of a queue; 0: no limit.
+type limits struct {
+	Concurrency, ConcurrencyPerKey int
+	Rate                           float64
 }
 
 // sample is the state of the queue at one time. It is immutable once published.
@@ -122,7 +59,8 @@ type sample struct {
 	Workers []codeq.WorkerInfo
 	Storage *codeq.StorageStats // nil: not known
 
-	slowAt time.Time // of Workers and Storage
+	knowsWorkers bool
+	slowAt       time.Time // of Workers and Storage
 }
 
 // row returns a queue of the sample, or nil.
@@ -254,13 +192,14 @@ func (s *sampler) fresh(ctx context.Context, age time.Duration) (*sample, error)
 	}
 	next := newSample(infos, last, time.Now())
 	s.askSlow(ctx, next, last)
+	next.judge()
 	s.keep(next, last)
 	return next, nil
 }
 
 // askSlow samples workers and storage, every slowEvery: workers cost a message to the other nodes.
 func (s *sampler) askSlow(ctx context.Context, next, last *sample) {
-	next.Workers, next.Storage, next.slowAt = last.Workers, last.Storage, last.slowAt
+	next.Workers, next.Storage, next.knowsWorkers, next.slowAt = last.Workers, last.Storage, last.knowsWorkers, last.slowAt
 	if next.At.Sub(last.slowAt) < slowEvery {
 		return
 	}
@@ -271,7 +210,17 @@ func (s *sampler) askSlow(ctx context.Context, next, last *sample) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	if workers, err := s.q.Workers(ctx); err == nil {
-		next.Workers = workers
+		next.Workers, next.knowsWorkers = workers, true
+	}
+}
+
+// judge notes the faults of each queue.
+func (s *sample) judge() {
+	worked, all := workedOn(s.Workers)
+	all = all || !s.knowsWorkers
+	for i := range s.Rows {
+		r := &s.Rows[i]
+		r.Trouble = troubleOf(r, s.At, all || worked[r.Name])
 	}
 }
 
@@ -284,6 +233,7 @@ func newSample(infos []codeq.QueueInfo, last *sample, now time.Time) *sample {
 	for i := range infos {
 		info := &infos[i]
 		r := row{Name: info.Queue, Counts: info.Counts, Oldest: info.OldestReady, Paused: info.Settings.Paused, Held: info.Held, totals: totalsOf(&info.Totals)}
+		r.limits = limits{info.Settings.Concurrency, info.Settings.ConcurrencyPerKey, info.Settings.Rate}
 		for len(before) > 0 && before[0].Name < r.Name {
 			before = before[1:]
 		}
@@ -292,6 +242,7 @@ func newSample(infos []codeq.QueueInfo, last *sample, now time.Time) *sample {
 			d := r.totals.since(before[0].totals)
 			happened.add(d)
 			r.setRates(d, took, &before[0])
+			r.normal = before[0].normal.after(&r, now, took)
 		}
 		n.addToAll(&r)
 		if names += len(r.Name); len(n.Rows) < maxRows && names <= maxNames {
@@ -365,52 +316,36 @@ func (s *sampler) begin(name string, now time.Time) *series {
 	return of
 }
 
-// add adds a sample. There is at most one point each second, and one each minute.
-func (s *series) add(now, before *row, at, last time.Time, begins bool) {
-	if begins {
-		s.minute = now.totals
-	}
-	if d := now.totals.since(before.totals); d != (totals{}) {
-		s.used = at
-	}
-	s.seconds.merge(pointOf(now, now.totals.since(before.totals), at), secondsKept)
-	if begins || !at.Truncate(time.Minute).Equal(last.Truncate(time.Minute)) {
-		s.minutes.push(pointOf(now, now.totals.since(s.minute), at), minutesKept)
-		s.minute = now.totals
-	}
-}
-
-func pointOf(r *row, d totals, at time.Time) point {
-	p := point{
-		at: uint32(at.Unix()), ready: fit(r.Counts.Ready), scheduled: fit(r.Counts.Scheduled), blocked: fit(r.Counts.Blocked),
-		leased: fit(r.Counts.Leased), dead: fit(r.Counts.Dead), produced: fit(d.produced), completed: fit(d.completed), failed: fit(d.failed),
-	}
-	if wait := at.Sub(r.Oldest); !r.Oldest.IsZero() && wait > 0 {
-		p.oldest = fit(uint64(wait / time.Second))
-	}
-	return p
-}
-
-func fit(n uint64) uint32 { return uint32(min(n, math.MaxUint32)) }
-
-// points returns the points of a queue, or of all queues for "", the oldest first. It begins the
-// series of a queue that has none.
-func (s *sampler) points(queue string, byMinute bool) []point {
+// points returns the points of a queue, or of all queues for "", in a resolution, the oldest first.
+// It begins the series of a queue that has none.
+func (s *sampler) points(queue string, in resolution) []point {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	of := &s.all
 	if queue != "" {
 		if of = s.queues[queue]; of == nil {
-			if s.last.row(queue) == nil {
+			r := s.last.row(queue)
+			if r == nil {
 				return nil
 			}
 			of = s.begin(queue, time.Now())
-			of.minute = s.last.row(queue).totals
+			of.start(r.totals)
 		}
 		of.used = time.Now()
 	}
-	if byMinute {
-		return of.minutes.all()
+	return of.rings[in].all()
+}
+
+// backlogs returns the ready tasks of queues over the last hour, of those that have a series.
+func (s *sampler) backlogs(names []string) map[string][]point {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	of := make(map[string][]point, len(names))
+	for _, name := range names {
+		if series := s.queues[name]; series != nil {
+			points := series.rings[byMinute].all()
+			of[name] = points[max(0, len(points)-60):]
+		}
 	}
-	return of.seconds.all()
+	return of
 }

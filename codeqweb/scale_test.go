@@ -1,9 +1,11 @@
 package codeqweb_test
 
 import (
+	"flag"
 	"fmt"
 	"html"
 	"net/http"
+	"net/http/httptest"
 	"regexp"
 	"strings"
 	"testing"
@@ -42,14 +44,14 @@ func TestManyTasks(t *testing.T) {
 	for !strings.Contains(s.get("/"), "1,000 queues") { // the sample may be a second old
 	}
 	page := timed("/")
-	require.Equal(t, 50, strings.Count(page, "<tr data-queue"))
+	require.Equal(t, 50, strings.Count(page, " data-queue="))
 	require.Contains(t, page, "1,000 queues")
-	require.Contains(t, page, `<tr data-queue="queue-000"`)
+	require.Contains(t, page, ` data-queue="queue-000"`)
 	require.NotContains(t, page, `id="previous"`)
 	s.produce(codeq.Task{Queue: "queue-707"})
 	for !strings.Contains(firstRow(timed("/?find=UE-70&order=ready")), "queue-707") { // the sample may be a second old
 	}
-	require.Contains(t, firstRow(timed("/?from=50")), "queue-050")
+	require.Contains(t, firstRow(timed("/?from=50&order=name")), "queue-050")
 	require.Contains(t, timed("/?from=950&order=ready"), `id="previous"`)
 	require.Contains(t, timed("/?find=queue-77"), "10 found")
 	require.Contains(t, timed("/?find=nothing-like-it"), "No queue has this")
@@ -59,7 +61,7 @@ func TestManyTasks(t *testing.T) {
 	ids, next := make(map[string]bool), "/tasks?state=ready"
 	for n := range 3 {
 		page = timed(next)
-		for _, row := range regexp.MustCompile(`<tr data-id="([^"]+)"`).FindAllStringSubmatch(page, -1) {
+		for _, row := range regexp.MustCompile(`data-id="([^"]+)"`).FindAllStringSubmatch(page, -1) {
 			ids[row[1]] = true
 		}
 		require.Len(t, ids, 50*(n+1), "a page has 50 others")
@@ -77,6 +79,86 @@ func TestManyTasks(t *testing.T) {
 
 // firstRow returns the beginning of the first row of the overview.
 func firstRow(page string) string {
-	_, row, _ := strings.Cut(page, "<tr data-queue=")
+	_, row, _ := strings.Cut(page, " data-queue=")
 	return row[:min(len(row), 40)]
+}
+
+var (
+	pageTasks  = flag.Int("page.tasks", 217_000, "the tasks of BenchmarkPages and BenchmarkSearch")
+	pageQueues = flag.Int("page.queues", 62, "the queues of BenchmarkPages and BenchmarkSearch")
+)
+
+// fillPages produces the tasks of a benchmark, and returns the ID of one, and the bytes of all
+// payloads.
+func fillPages(b *testing.B, q *codeq.Queue, tenants int) (some codeq.ID, bytes int) {
+	batch := make([]codeq.Task, 1000)
+	for n := range *pageTasks / 1000 {
+		for i := range batch {
+			k := 1000*n + i
+			batch[i] = codeq.Task{
+				Queue: fmt.Sprintf("queue-%02d", k%*pageQueues), Tenant: fmt.Sprint("tenant-", k%tenants), RunAt: time.Now().Add(time.Hour * time.Duration(k%2)),
+				Payload: fmt.Appendf(nil, `{"customer": "c-%d", "order": %d, "text": "%0200d"}`, k%5000, k, k),
+			}
+			bytes += len(batch[i].Payload)
+			if k%2 == 0 {
+				batch[i].Group = fmt.Sprint("group-", k%9000)
+			}
+		}
+		ids, err := q.ProduceBatch(b.Context(), batch)
+		require.NoError(b, err)
+		some = ids[500]
+	}
+	return some, bytes
+}
+
+// BenchmarkPages measures pages of many tasks: the time, which is that of one processor, and the
+// compressed bytes.
+func BenchmarkPages(b *testing.B) {
+	q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: 2})
+	require.NoError(b, err)
+	defer func() { require.NoError(b, q.Close()) }()
+	d := codeqweb.Handler(q, as(codeqweb.All))
+	defer func() { require.NoError(b, d.Close()) }()
+	some, _ := fillPages(b, q, 700)
+	for _, path := range []string{
+		"/", "/?span=24h", "/queue?name=queue-07", "/tasks", "/tasks?state=scheduled&newest=true", "/tasks?queue=queue-07&tenant=tenant-7", "/task?id=" + some.String(),
+		"/dead", "/schedules", "/workers", "/storage", "/cluster", "/search?q=c-4711",
+	} {
+		b.Run(strings.Trim(strings.NewReplacer("/", "", "=", "-", "?", "-", "&", "-").Replace(path), "-")+".", func(b *testing.B) {
+			size := 0
+			for b.Loop() {
+				r := request(http.MethodGet, path, nil)
+				r.Header.Set("Accept-Encoding", "gzip")
+				w := httptest.NewRecorder()
+				d.ServeHTTP(w, r)
+				require.Equal(b, http.StatusOK, w.Code, path)
+				size = w.Body.Len()
+			}
+			b.ReportMetric(float64(size), "gzip-B")
+		})
+	}
+}
+
+// BenchmarkSearch measures a search in all payloads: their bytes a second. With many tenants, it
+// goes from one short lane of a queue to the next.
+func BenchmarkSearch(b *testing.B) {
+	for _, tenants := range []int{1, 700} {
+		b.Run(fmt.Sprint("tenants=", tenants), func(b *testing.B) {
+			q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: 2})
+			require.NoError(b, err)
+			defer func() { require.NoError(b, q.Close()) }()
+			_, bytes := fillPages(b, q, tenants)
+			b.SetBytes(int64(bytes))
+			for b.Loop() {
+				for o := (codeq.PageOptions{TaskFilter: codeq.TaskFilter{Text: "nobody has this", Contents: true}, NoPayload: true}); ; {
+					p, err := q.ListPage(b.Context(), o)
+					require.NoError(b, err)
+					require.Empty(b, p.Tasks)
+					if o.Cursor = p.Next; o.Cursor == "" {
+						break
+					}
+				}
+			}
+		})
+	}
 }

@@ -22,7 +22,7 @@ const (
 	maxStreams    = 256 // at a time, of both kinds
 	streamLasts   = 10 * time.Minute
 	streamWrite   = 10 * time.Second // for one message; a slower reader is disconnected
-	streamComment = 15 * time.Second // between two signs of life
+	streamComment = 10 * time.Second // between two signs of life, and two questions for the access
 )
 
 // viewer is an open page with its stream.
@@ -129,19 +129,24 @@ type stream struct {
 	control *http.ResponseController
 }
 
+// streamHead sets the headers of a stream.
+func streamHead(w http.ResponseWriter) {
+	if a, ok := w.(*answer); ok {
+		a.streaming = true
+	}
+	h := w.Header()
+	h.Set("Content-Type", "text/event-stream; charset=utf-8")
+	h.Set("X-Accel-Buffering", "no")
+}
+
 // openStream begins a stream. The caller calls the returned function at the end.
 func (d *Dashboard) openStream(w http.ResponseWriter) (*stream, func(), error) {
 	if d.streams.Add(1) > maxStreams {
 		d.streams.Add(-1)
 		return nil, nil, errStreams
 	}
-	if a, ok := w.(*answer); ok {
-		a.streaming = true
-	}
+	streamHead(w)
 	s := &stream{w, http.NewResponseController(w)}
-	h := w.Header()
-	h.Set("Content-Type", "text/event-stream; charset=utf-8")
-	h.Set("X-Accel-Buffering", "no")
 	if err := s.send([]byte("retry: 2000\n\n")); err != nil {
 		d.streams.Add(-1)
 		return nil, nil, err
@@ -170,8 +175,18 @@ func (s *stream) send(m []byte) error {
 // end sets a deadline for the server's last write of the stream.
 func (s *stream) end() { _ = bounded(s.control, streamWrite, func() error { return nil }) }
 
+// mayFollow reports whether a request still has the access that its stream began with.
+func (d *Dashboard) mayFollow(r *request) bool {
+	now, err := d.accessOf(r.Request)
+	return err == nil && now == r.access
+}
+
 // live streams the samples to a page.
 func (d *Dashboard) live(w http.ResponseWriter, r *request) error {
+	if r.Method == http.MethodHead {
+		streamHead(w)
+		return nil
+	}
 	v := &viewer{topic: d.topic(r.URL.Query()), mail: make(chan []byte, 1)}
 	s, done, err := d.openStream(w)
 	if err != nil {
@@ -188,10 +203,16 @@ func (d *Dashboard) live(w http.ResponseWriter, r *request) error {
 	}
 	ends := time.NewTimer(streamLasts)
 	defer ends.Stop()
+	ask := time.NewTicker(streamComment)
+	defer ask.Stop()
 	for {
 		select {
 		case m, ok := <-v.mail:
 			if !ok || s.send(m) != nil {
+				return nil
+			}
+		case <-ask.C:
+			if !d.mayFollow(r) {
 				return nil
 			}
 		case <-ends.C:
@@ -208,7 +229,7 @@ func (d *Dashboard) topic(p url.Values) string {
 	case "overview":
 		return "overview?" + overviewQuery(p).Encode()
 	case "queue":
-		return "queue?" + url.Values{"name": {p.Get("name")}, "by": {by(p)}}.Encode()
+		return "queue?" + url.Values{"name": {p.Get("name")}}.Encode()
 	}
 	return ""
 }
@@ -225,7 +246,7 @@ func (d *Dashboard) renderTopic(topic string) []byte {
 	case "overview":
 		err = d.templates["overview"].ExecuteTemplate(&b, "live", d.overview(d.sampler.current(), p))
 	case "queue":
-		err = d.templates["queue"].ExecuteTemplate(&b, "live", d.queueLive(d.sampler.current(), p.Get("name"), p))
+		err = d.templates["queue"].ExecuteTemplate(&b, "live", d.queueLive(d.sampler.current(), p.Get("name")))
 	}
 	if err != nil {
 		return nil
@@ -244,6 +265,10 @@ func (d *Dashboard) events(w http.ResponseWriter, r *request) error {
 		}
 		opts.Kinds = append(opts.Kinds, kind)
 	}
+	if r.Method == http.MethodHead {
+		streamHead(w)
+		return nil
+	}
 	if d.streams.Load() >= maxStreams {
 		return errStreams
 	}
@@ -259,12 +284,12 @@ func (d *Dashboard) events(w http.ResponseWriter, r *request) error {
 	defer done()
 	ctx, cancel := d.until(r.Context(), streamLasts)
 	defer cancel()
-	return d.copyEvents(ctx.Done(), s, sub, r.access)
+	return d.copyEvents(ctx.Done(), s, sub, r)
 }
 
-// copyEvents writes events until a write fails, the queue ends, or the time is over. Without events
-// it writes comments, so that it notices a closed connection.
-func (d *Dashboard) copyEvents(ends <-chan struct{}, s *stream, sub *codeq.Subscription, access Access) error {
+// copyEvents writes events until a write fails, the queue ends, the access changes, or the time is
+// over. Between them it writes comments, so that it notices a closed connection.
+func (d *Dashboard) copyEvents(ends <-chan struct{}, s *stream, sub *codeq.Subscription, r *request) error {
 	lost, next := uint64(0), make(chan codeq.Event)
 	var failed atomic.Pointer[error]
 	var reading sync.WaitGroup
@@ -305,7 +330,7 @@ func (d *Dashboard) copyEvents(ends <-chan struct{}, s *stream, sub *codeq.Subsc
 				d.redact(&t)
 				e.Tenant, e.LastError, e.Progress = t.Tenant, t.LastError, t.Progress
 			}
-			if !access.Has(Payloads) {
+			if !r.access.Has(Payloads) {
 				e.Progress.Note = ""
 			}
 			text, err := json.Marshal(e)
@@ -318,6 +343,9 @@ func (d *Dashboard) copyEvents(ends <-chan struct{}, s *stream, sub *codeq.Subsc
 			}
 			m = append(m, event("task", text)...)
 		case <-alive.C:
+			if !d.mayFollow(r) {
+				return nil
+			}
 			m = []byte(":\n\n")
 		case <-ends:
 			return nil

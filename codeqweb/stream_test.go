@@ -193,6 +193,38 @@ func TestEventsHideNotes(t *testing.T) {
 	}
 }
 
+// TestStreamHead: HEAD has the headers of a stream and ends, so that its connection can be used
+// again.
+func TestStreamHead(t *testing.T) {
+	t.Parallel()
+	s := open(t, codeq.Options{Shards: 1}, nil)
+	server := httptest.NewServer(s.d)
+	defer server.Close()
+	conn, err := net.Dial("tcp", server.Listener.Addr().String())
+	require.NoError(t, err)
+	defer conn.Close()
+	require.NoError(t, conn.SetDeadline(time.Now().Add(20*time.Second)))
+	reader := bufio.NewReader(conn)
+	ask := func(method, path string) *http.Response {
+		_, err := fmt.Fprintf(conn, "%s %s HTTP/1.1\r\nHost: localhost\r\n\r\n", method, path)
+		require.NoError(t, err)
+		answer, err := http.ReadResponse(reader, httptest.NewRequest(method, path, http.NoBody))
+		require.NoError(t, err)
+		_, err = io.Copy(io.Discard, answer.Body)
+		require.NoError(t, err)
+		require.NoError(t, answer.Body.Close())
+		return answer
+	}
+	for _, path := range []string{"/live?page=overview", "/api/v1/events"} {
+		answer := ask(http.MethodHead, path)
+		require.Equal(t, http.StatusOK, answer.StatusCode, path)
+		require.Equal(t, "text/event-stream; charset=utf-8", answer.Header.Get("Content-Type"), path)
+		require.Empty(t, answer.Header.Get("Content-Length"), path)
+		require.Equal(t, http.StatusOK, ask(http.MethodGet, "/healthz").StatusCode, path)
+	}
+	require.Equal(t, http.StatusBadRequest, ask(http.MethodHead, "/api/v1/events?kind=nonsense").StatusCode)
+}
+
 // TestManyStreams: there are at most 256 streams. More are refused at once, until one ends.
 func TestManyStreams(t *testing.T) {
 	s := open(t, codeq.Options{}, &codeqweb.Options{User: func(r *http.Request) string { return r.Header.Get("X-User") }})

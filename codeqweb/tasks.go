@@ -18,8 +18,13 @@ const tasksRows = 50
 var states = []codeq.State{codeq.Ready, codeq.Scheduled, codeq.Blocked, codeq.Leased, codeq.Dead, codeq.Done, codeq.Canceled}
 
 // filterOf reads a filter of tasks from parameters. An empty field means any tenant; no-tenant=true
-// means tasks without one.
-func filterOf(p url.Values) (f codeq.TaskFilter, err error) {
+// means tasks without one. A text in contents needs the right to see them.
+func (d *Dashboard) filterOf(r *request) (f codeq.TaskFilter, err error) {
+	p := r.params
+	f.Text, f.Contents = p.Get("text"), p.Get("contents") == "true" && p.Get("text") != ""
+	if f.Contents && !r.access.Has(Payloads) {
+		return f, errDenied
+	}
 	for _, text := range p["state"] {
 		if text == "" {
 			continue
@@ -30,7 +35,7 @@ func filterOf(p url.Values) (f codeq.TaskFilter, err error) {
 		}
 		f.States = append(f.States, s)
 	}
-	f.Queue, f.Group, f.Key, f.ErrorKind = p.Get("queue"), p.Get("group"), p.Get("key"), p.Get("error")
+	f.Queue, f.Kind, f.Group, f.Key, f.ErrorKind = p.Get("queue"), p.Get("kind"), p.Get("group"), p.Get("key"), p.Get("error")
 	for _, tenant := range p["tenant"] {
 		if tenant != "" {
 			f.Tenants = append(f.Tenants, tenant)
@@ -52,7 +57,7 @@ func filterQuery(f codeq.TaskFilter) url.Values {
 	for _, s := range f.States {
 		p.Add("state", s.String())
 	}
-	for _, v := range []namedValue{{"queue", f.Queue}, {"group", f.Group}, {"key", f.Key}, {"error", f.ErrorKind}} {
+	for _, v := range []namedValue{{"queue", f.Queue}, {"kind", f.Kind}, {"group", f.Group}, {"key", f.Key}, {"error", f.ErrorKind}, {"text", f.Text}} {
 		if v.Value != "" {
 			p.Set(v.Name, v.Value.(string))
 		}
@@ -63,6 +68,9 @@ func filterQuery(f codeq.TaskFilter) url.Values {
 		} else {
 			p.Add("tenant", tenant)
 		}
+	}
+	if f.Contents {
+		p.Set("contents", "true")
 	}
 	for name, at := range map[string]time.Time{"from": f.From, "to": f.To} {
 		if !at.IsZero() {
@@ -75,10 +83,9 @@ func filterQuery(f codeq.TaskFilter) url.Values {
 // shown returns a task without the parts that a request may not see. It may change t.
 func (d *Dashboard) shown(r *request, t *codeq.TaskInfo) *codeq.TaskInfo {
 	c := *t
-	c.History = slices.Clone(c.History)
 	d.redact(&c)
 	if !r.access.Has(Payloads) {
-		c.Payload, c.Result, c.Headers, c.Metadata, c.Steps, c.Progress.Note = nil, nil, nil, nil, nil, ""
+		c.Payload, c.Result, c.Headers, c.Metadata, c.Steps, c.Cursors, c.Logs, c.Progress.Note = nil, nil, nil, nil, nil, nil, nil, ""
 	}
 	return &c
 }
@@ -102,10 +109,15 @@ type tasksView struct {
 	Newest   bool
 	Tasks    []*codeq.TaskInfo
 	Scanned  int
+	Encoded  int      // of these, tasks with contents that were not searched
+	Contents bool     // the viewer may search them
 	Next     string   // link; ""
 	First    string   // link to the first page; "": this is it
 	Actions  []string // in bulk
 	Filtered bool
+	Counted  bool   // the numbers of the tabs are those of the filter
+	CSV      string // links to files of the list
+	JSON     string
 }
 
 // bulkActions returns the bulk actions on tasks in a state.
@@ -136,21 +148,18 @@ func (d *Dashboard) tasksPage(w http.ResponseWriter, r *request) error {
 		}
 		return invalid("id", "the ID of a task")
 	}
-	filter, err := filterOf(p)
+	filter, err := d.filterOf(r)
 	if err != nil {
 		return err
 	}
-	v := tasksView{Filter: filter, Newest: p.Get("newest") == "true", Query: filterQuery(filter)}
+	v := tasksView{Contents: r.access.Has(Payloads), Filter: filter, Newest: p.Get("newest") == "true", Query: filterQuery(filter)}
 	tasks, err := d.q.ListPage(ctx, codeq.PageOptions{
-		TaskFilter: filter, Newest: v.Newest, NoPayload: true, Limit: tasksRows, Cursor: p.Get("cursor"),
+		TaskFilter: filter, Newest: v.Newest, NoPayload: filter.Text == "" || d.opts.Redact == nil, Limit: tasksRows, Cursor: p.Get("cursor"),
 	})
 	if err != nil {
 		return err
 	}
-	for _, t := range tasks.Tasks {
-		v.Tasks = append(v.Tasks, d.shown(r, t))
-	}
-	v.Scanned = tasks.Scanned
+	v.Tasks, v.Scanned, v.Encoded = d.shownWith(r, tasks.Tasks, &filter), tasks.Scanned, tasks.Encoded
 	query := filterQuery(filter)
 	if v.Newest {
 		query.Set("newest", "true")
@@ -164,13 +173,15 @@ func (d *Dashboard) tasksPage(w http.ResponseWriter, r *request) error {
 		v.First = "tasks?" + query.Encode()
 	}
 	v.Tabs = d.tabs(r, query, filter)
+	v.CSV, v.JSON = saveLinks(query)
 	if len(filter.States) == 1 {
 		v.State, v.Actions = filter.States[0].String(), bulkActions(filter.States[0])
 	}
 	if len(filter.Tenants) > 0 {
 		v.Tenant, v.NoTenant = filter.Tenants[0], slices.Contains(filter.Tenants, "")
 	}
-	v.From, v.To = p.Get("from"), p.Get("to")
+	v.From, v.To = fieldTime(filter.From), fieldTime(filter.To)
+	v.Counted = len(v.Query) == len(filterQuery(codeq.TaskFilter{States: filter.States, Queue: filter.Queue}))
 	v.Filtered = len(v.Query) > len(v.Query["state"]) || v.Query.Get("queue") != ""
 	refresh := 3
 	if p.Get("cursor") != "" {
@@ -192,8 +203,15 @@ func (d *Dashboard) tabs(r *request, query url.Values, filter codeq.TaskFilter) 
 	other := maps.Clone(query)
 	other.Del("state")
 	tabs := []tab{{"all", "tasks?" + other.Encode(), counts.Total(), len(filter.States) == 0}}
+	// Of those that have ended, the newest come first; the viewer chooses it for the others.
+	ended := []codeq.State{codeq.Dead, codeq.Done, codeq.Canceled}
+	chosen := query.Has("newest") && !(len(filter.States) == 1 && slices.Contains(ended, filter.States[0]))
 	for i, s := range states {
 		other.Set("state", s.String())
+		other.Del("newest")
+		if chosen || slices.Contains(ended, s) {
+			other.Set("newest", "true")
+		}
 		n := [...]uint64{counts.Ready, counts.Scheduled, counts.Blocked, counts.Leased, counts.Dead, counts.Done, counts.Canceled}[i]
 		tabs = append(tabs, tab{s.String(), "tasks?" + other.Encode(), n, len(filter.States) == 1 && filter.States[0] == s})
 	}

@@ -16,7 +16,8 @@ import (
 )
 
 // visible returns untrusted text for display: invalid, invisible and direction-changing characters
-// become escapes. html/template escapes the rest.
+// become escapes. html/template escapes the rest. A joiner between two visible characters is a part
+// of them, as in an emoji or a Persian word.
 func visible(s string) string {
 	clean := true
 	for _, c := range s {
@@ -29,12 +30,17 @@ func visible(s string) string {
 		return s
 	}
 	var b strings.Builder
+	shown := false // the character before is
 	for len(s) > 0 {
 		c, size := utf8.DecodeRuneInString(s)
-		switch {
+		was := shown
+		switch shown = false; {
 		case c == utf8.RuneError && size == 1:
 			fmt.Fprintf(&b, `\x%02x`, s[0])
 		case !hidden(c):
+			b.WriteString(s[:size])
+			shown = !unicode.IsSpace(c)
+		case (c == zeroWidthJoiner || c == zeroWidthNonJoiner) && was && joins(s[size:]):
 			b.WriteString(s[:size])
 		case c < 0x100:
 			fmt.Fprintf(&b, `\x%02x`, c)
@@ -46,6 +52,14 @@ func visible(s string) string {
 		s = s[size:]
 	}
 	return b.String()
+}
+
+const zeroWidthNonJoiner, zeroWidthJoiner = '\u200c', '\u200d'
+
+// joins reports whether a text begins with a character that a joiner can join.
+func joins(s string) bool {
+	c, size := utf8.DecodeRuneInString(s)
+	return size > 0 && c != utf8.RuneError && c > unicode.MaxASCII && !hidden(c) && !unicode.IsSpace(c)
 }
 
 // field returns text for a field of a form; "" if visible would change it, since the form would
@@ -87,7 +101,8 @@ type payloadView struct {
 	Text  string
 	Kind  string // "JSON", "text", "binary", "formatted"
 	Bytes int
-	Cut   bool // there is more
+	Cut   bool   // there is more
+	All   string // a link to all of it, if the page has no other
 }
 
 // payload formats a payload or a result.
@@ -108,15 +123,20 @@ func (d *Dashboard) payload(queue string, data []byte) payloadView {
 			v.Text = b.String()
 			break
 		}
-		v.Text, v.Cut = clip(string(data), shownPayload), len(data) > shownPayload
+		v.Text, v.Cut = begin(data), len(data) > shownPayload
 	case utf8.Valid(data):
-		v.Kind, v.Text, v.Cut = "text", clip(string(data), shownPayload), len(data) > shownPayload
+		v.Kind, v.Text, v.Cut = "text", begin(data), len(data) > shownPayload
 	default:
 		v.Kind, v.Cut = "binary", len(data) > shownPayload/16
 		v.Text = hex.Dump(data[:min(len(data), shownPayload/16)])
 	}
 	v.Text = visible(v.Text)
 	return v
+}
+
+// begin returns the part of a payload that is shown.
+func begin(data []byte) string {
+	return clip(string(data[:min(len(data), shownPayload+1)]), shownPayload)
 }
 
 // indented estimates the size of valid JSON after indentation, in bytes: deep values grow many
@@ -156,6 +176,9 @@ func number(v any) string {
 	return sign + s
 }
 
+// short is the end of an ID.
+func short(id codeq.ID) string { return "…" + id.String()[28:] }
+
 // rate formats a rate per second.
 func rate(perSecond float64) string {
 	switch {
@@ -163,7 +186,7 @@ func rate(perSecond float64) string {
 		return "0"
 	case perSecond < 0.1:
 		return "<0.1"
-	case perSecond < 10:
+	case perSecond < 9.95:
 		return strconv.FormatFloat(perSecond, 'f', 1, 64)
 	default:
 		return number(int64(perSecond + 0.5))
@@ -235,13 +258,5 @@ func distance(t time.Time) string {
 // age formats the time since t.
 func age(t time.Time) string { return between(t, latest(t, time.Now())) }
 
-// exact formats a time in full, in the local zone.
-func exact(t time.Time) string {
-	if t.IsZero() {
-		return "no time"
-	}
-	return t.Local().Format("2006-01-02 15:04:05.000 MST")
-}
-
-// machine formats a time for the datetime attribute.
-func machine(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) }
+// clock formats the time of a day.
+func clock(t time.Time) string { return t.UTC().Format("15:04:05.000") }

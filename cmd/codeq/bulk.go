@@ -17,7 +17,7 @@ type change struct {
 	action     codeq.BulkAction
 	// states lists the states of tasks that the verb may alter; defaults applies without -state.
 	states, defaults []codeq.State
-	one              func(ctx context.Context, s steerer, id codeq.ID) error
+	one              func(ctx context.Context, c *cli.Command, s steerer, id codeq.ID) error
 }
 
 var (
@@ -25,17 +25,19 @@ var (
 		"cancel", "canceled", codeq.BulkCancel,
 		[]codeq.State{codeq.Ready, codeq.Scheduled, codeq.Blocked, codeq.Leased, codeq.Dead},
 		[]codeq.State{codeq.Ready, codeq.Scheduled, codeq.Blocked},
-		func(ctx context.Context, s steerer, id codeq.ID) error { return s.Cancel(ctx, id) },
+		func(ctx context.Context, _ *cli.Command, s steerer, id codeq.ID) error { return s.Cancel(ctx, id) },
 	}
 	redriveChange = change{
 		"redrive", "redriven", codeq.BulkRedrive,
 		[]codeq.State{codeq.Dead}, []codeq.State{codeq.Dead},
-		func(ctx context.Context, s steerer, id codeq.ID) error { return s.RedriveDead(ctx, id) },
+		func(ctx context.Context, c *cli.Command, s steerer, id codeq.ID) error {
+			return s.RedriveDeadFrom(ctx, id, c.String("from-step"))
+		},
 	}
 	purgeChange = change{
 		"purge", "purged", codeq.BulkPurge,
 		[]codeq.State{codeq.Dead, codeq.Done, codeq.Canceled}, []codeq.State{codeq.Dead},
-		func(ctx context.Context, s steerer, id codeq.ID) error { return s.Forget(ctx, id) },
+		func(ctx context.Context, _ *cli.Command, s steerer, id codeq.ID) error { return s.Forget(ctx, id) },
 	}
 )
 
@@ -46,9 +48,11 @@ func (a *app) cancelCommand() *cli.Command {
 }
 
 func (a *app) redriveCommand() *cli.Command {
-	return a.changeCommand(&redriveChange, "make dead letters ready again",
+	c := a.changeCommand(&redriveChange, "make dead letters ready again",
 		"Redrives dead letters by their IDs, or those that the flags select. Their attempts are counted\n"+
 			"from 0 again. Those whose idempotency key another task has taken are refused, and stay.")
+	c.Flags = append(c.Flags, &cli.StringFlag{Name: "from-step", Usage: "run the step `NAME`, and those after it, again; for IDs only"})
+	return c
 }
 
 func (a *app) purgeCommand() *cli.Command {
@@ -100,6 +104,8 @@ func (a *app) selection(c *cli.Command, ch *change) ([]codeq.ID, codeq.BulkOptio
 		return nil, opts, usagef(c, "IDs and flags that select tasks exclude each other")
 	case len(list) > 0:
 		return list, opts, nil
+	case c.String("from-step") != "":
+		return nil, opts, usagef(c, "-from-step needs IDs")
 	case isAll(&opts.TaskFilter) && !c.Bool("all"):
 		return nil, opts, usagef(c, "%s needs IDs, flags that select tasks, or -all", c.Name)
 	}
@@ -160,7 +166,7 @@ func (a *app) changeEach(ctx context.Context, c *cli.Command, ch *change, list [
 		})
 	}
 	return a.withSteerer(ctx, c, func(s steerer) error {
-		return each(func(id codeq.ID) error { return ch.one(ctx, s, id) })
+		return each(func(id codeq.ID) error { return ch.one(ctx, c, s, id) })
 	})
 }
 

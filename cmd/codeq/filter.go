@@ -15,9 +15,12 @@ func filterFlags() []cli.Flag {
 		&cli.StringSliceFlag{Name: "state", Usage: "in this `STATE`: ready, scheduled, blocked, leased, dead, done, canceled; repeated: in one of them"},
 		&cli.StringFlag{Name: "queue", Usage: "of this `QUEUE`"},
 		&cli.StringSliceFlag{Name: "tenant", Usage: "of this `TENANT` (\"\": without one); repeated: of one of them"},
+		&cli.StringFlag{Name: "kind", Usage: "of this `KIND` of tasks"},
 		&cli.StringFlag{Name: "group", Usage: "with this `GROUP`"},
 		&cli.StringFlag{Name: "key", Usage: "with this idempotency `KEY`"},
 		&cli.StringFlag{Name: "error", Usage: "with a last error of this `KIND`: its text with \"#\" for each word with a digit and \"?\" for quotes"},
+		&cli.StringFlag{Name: "text", Usage: "with this `TEXT` in ID, kind, tenant, group, keys or last error, in either case of ASCII letters"},
+		&cli.BoolFlag{Name: "contents", Usage: "-text is searched in payloads, results, headers and metadata, too"},
 		&cli.StringFlag{Name: "from", Usage: "at or after this `TIME`: when they became ready, dead, done or canceled, are due, were produced, or the lease ends"},
 		&cli.StringFlag{Name: "to", Usage: "before this `TIME`"},
 	}
@@ -27,7 +30,8 @@ func filterFlags() []cli.Flag {
 func (a *app) filter(c *cli.Command) (f codeq.TaskFilter, err error) {
 	f = codeq.TaskFilter{
 		Queue: c.String("queue"), Tenants: c.StringSlice("tenant"),
-		Group: c.String("group"), Key: c.String("key"), ErrorKind: c.String("error"),
+		Kind: c.String("kind"), Group: c.String("group"), Key: c.String("key"), ErrorKind: c.String("error"),
+		Text: c.String("text"), Contents: c.Bool("contents"),
 	}
 	for _, name := range c.StringSlice("state") {
 		var s codeq.State
@@ -44,7 +48,7 @@ func (a *app) filter(c *cli.Command) (f codeq.TaskFilter, err error) {
 
 // isAll reports whether a filter has no condition except states.
 func isAll(f *codeq.TaskFilter) bool {
-	return f.Queue == "" && len(f.Tenants) == 0 && f.Group == "" && f.Key == "" && f.ErrorKind == "" && f.From.IsZero() && f.To.IsZero()
+	return f.Queue == "" && len(f.Tenants) == 0 && f.Kind == "" && f.Group == "" && f.Key == "" && f.ErrorKind == "" && f.Text == "" && f.From.IsZero() && f.To.IsZero()
 }
 
 // timeFlag reads a time, or a duration from now in a direction, and returns the time in UTC; zero:

@@ -38,6 +38,15 @@ func history(a *app, t *codeq.TaskInfo) []field {
 	return fields
 }
 
+// logs describes what the handlers of a task have logged.
+func logs(a *app, t *codeq.TaskInfo) (fields []field) {
+	for i, l := range t.Logs {
+		text := fmt.Sprintf("%s, attempt %d, %s: %s", a.time(l.At), l.Attempt, l.Level, l.Text)
+		fields = append(fields, field{fmt.Sprintf("log %d", i+1), text})
+	}
+	return fields
+}
+
 func progressText(p codeq.Progress) string {
 	text := fmt.Sprintf("%d of %d", p.Done, p.Total)
 	if p.Note != "" {
@@ -46,16 +55,22 @@ func progressText(p codeq.Progress) string {
 	return text
 }
 
-// steps describes the finished steps of a task; content is the text of a result.
+// steps describes the finished steps of a task, and its cursors; content is the text of a result.
 func steps(a *app, t *codeq.TaskInfo, content func([]byte) string) (fields []field) {
 	for i, s := range t.Steps {
 		text := s.Name + ", " + a.time(s.At)
-		if s.Kind == codeq.StepSleep {
+		switch {
+		case s.Kind == codeq.StepSleep:
 			text += ", sleeps"
-		} else if len(s.Result) > 0 {
+		case s.Kind == codeq.StepNoSignal:
+			text += ", no signal"
+		case len(s.Result) > 0:
 			text += ": " + content(s.Result)
 		}
 		fields = append(fields, field{fmt.Sprintf("step %d", i+1), text})
+	}
+	for _, name := range slices.Sorted(maps.Keys(t.Cursors)) {
+		fields = append(fields, field{"cursor " + safe(name), content(t.Cursors[name])})
 	}
 	return fields
 }

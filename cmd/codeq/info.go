@@ -86,10 +86,10 @@ func (a *app) showInfo(r *infoResult, name string) error {
 				return err
 			}
 		}
-		t := newTable("DAY", ">PRODUCED", ">CLAIMED", ">COMPLETED", ">RETRIED", ">EXPIRED", ">RELEASED", ">DEAD", ">CANCELED")
+		t := newTable("DAY", ">PRODUCED", ">CLAIMED", ">COMPLETED", ">RETRIED", ">EXPIRED", ">RELEASED", ">DEAD", ">CANCELED", ">UNHANDLED")
 		for _, d := range r.Days {
 			n := d.Totals
-			t.add(d.Day.Format("2006-01-02"), n.Produced, n.Claimed, n.Completed, n.Retried, n.Expired, n.Released, n.Dead, n.Canceled)
+			t.add(d.Day.Format("2006-01-02"), n.Produced, n.Claimed, n.Completed, n.Retried, n.Expired, n.Released, n.Dead, n.Canceled, n.Unhandled)
 		}
 		if err := a.section("Days (UTC)", t); err != nil {
 			return err

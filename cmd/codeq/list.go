@@ -232,7 +232,7 @@ func (a *app) showTask(c *cli.Command, t *codeq.TaskInfo) error {
 		codeq.Dead: "dead since", codeq.Done: "done since", codeq.Canceled: "canceled since",
 	}[t.State]
 	fields := []field{
-		{"id", t.ID}, {"state", t.State}, {"queue", t.Queue}, {"tenant", t.Tenant}, {"priority", t.Priority},
+		{"id", t.ID}, {"state", t.State}, {"queue", t.Queue}, {"kind", t.Kind}, {"tenant", t.Tenant}, {"priority", t.Priority},
 		{"produced at", a.time(t.ID.Time())}, {at, a.time(t.At)},
 		{"attempts", attempts(t, " of ")}, {"crashes", crashes(t)}, {"last error", t.LastError},
 		{"group", t.Group}, {"limit key", t.LimitKey}, {"key", t.Unique.Key}, {"key for", retentionText(t.Unique.For)},
@@ -248,6 +248,6 @@ func (a *app) showTask(c *cli.Command, t *codeq.TaskInfo) error {
 	for _, name := range slices.Sorted(maps.Keys(t.Headers)) {
 		fields = append(fields, field{"header " + safe(name), t.Headers[name]})
 	}
-	fields = append(append(fields, history(a, t)...), steps(a, t, content)...)
+	fields = append(append(append(fields, history(a, t)...), logs(a, t)...), steps(a, t, content)...)
 	return a.fields(append(fields, field{"payload", content(t.Payload)}, field{"result", content(t.Result)}))
 }

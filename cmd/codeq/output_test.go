@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"flag"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -90,6 +91,8 @@ func TestGolden(t *testing.T) {
 	}
 	tasks[0].HistoryDropped, tasks[0].Progress = 22, codeq.Progress{Done: 1, Total: 3, Note: hostile, At: noon}
 	tasks[0].Metadata = map[string]string{"page": "7"}
+	tasks[0].Kind = hostile
+	tasks[0].Logs = []codeq.LogLine{{At: noon, Level: slog.LevelWarn, Attempt: 25, Text: hostile}}
 	tasks[0].Steps = []codeq.StepInfo{{Name: "charge", Kind: codeq.StepResult, At: noon, Result: []byte(hostile)}, {Name: "pause", Kind: codeq.StepSleep, At: noon}}
 	list, fields := tasks[0], a.root()
 	require.NoError(t, a.showTask(fields, list))

@@ -8,9 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
-	"time"
 
 	"github.com/urfave/cli/v3"
 
@@ -23,6 +21,7 @@ func taskFlags() []cli.Flag {
 		&cli.StringSliceFlag{Name: "header", Usage: "a header, `NAME=VALUE`; may be repeated"},
 		&cli.IntFlag{Name: "priority", Usage: "0 to 9; 9 is claimed first"},
 		&cli.StringFlag{Name: "tenant", Usage: "the `TENANT`"},
+		&cli.StringFlag{Name: "kind", Usage: "the `KIND`, which selects a handler of the queue"},
 		&cli.StringFlag{Name: "group", Usage: "tasks of a `GROUP` follow each other"},
 		&cli.StringFlag{Name: "limit-key", Usage: "the `KEY` of a limit (set queue -concurrency-per-key)"},
 		&cli.StringFlag{Name: "key", Usage: "the idempotency `KEY`"},
@@ -36,7 +35,7 @@ func taskFlags() []cli.Flag {
 // taskOf reads the flags of a new task.
 func taskOf(c *cli.Command) (t codeq.Task, err error) {
 	t = codeq.Task{
-		Queue: c.String("queue"), Priority: c.Int("priority"), Tenant: c.String("tenant"), Group: c.String("group"),
+		Queue: c.String("queue"), Kind: c.String("kind"), Priority: c.Int("priority"), Tenant: c.String("tenant"), Group: c.String("group"),
 		LimitKey: c.String("limit-key"), MaxAttempts: c.Int("max-attempts"), Timeout: c.Duration("run-for"),
 		Unique: codeq.Unique{Key: c.String("key"), For: c.Duration("key-for")},
 	}
@@ -136,11 +135,8 @@ func (a *app) produce(ctx context.Context, c *cli.Command) error {
 		duplicates := 0
 		err := batches(from, t, c.Bool("lines"), func(tasks []codeq.Task) error {
 			stored, err := s.ProduceBatch(ctx, tasks)
-			taken := make(map[int]bool)
-			for _, d := range duplicatesOf(err) {
-				taken[d.Index] = true
-			}
-			if duplicates += len(taken); len(taken) > 0 && onlyDuplicates(err) {
+			taken, only := duplicatesOf(err)
+			if duplicates += len(taken); only {
 				err = nil
 			}
 			for i, id := range stored {
@@ -199,36 +195,19 @@ func batches(from io.Reader, t codeq.Task, lines bool, f func([]codeq.Task) erro
 	}
 }
 
-// duplicatesOf returns the duplicates in the error of a batch.
-func duplicatesOf(err error) (list []*codeq.DuplicateError) {
-	switch e := err.(type) { //nolint:errorlint // it unwraps by itself
-	case *codeq.DuplicateError:
-		list = append(list, e)
-	case interface{ Unwrap() []error }:
-		for _, err := range e.Unwrap() {
-			list = append(list, duplicatesOf(err)...)
+// duplicatesOf returns which tasks of a batch have taken keys; only: the others are stored.
+func duplicatesOf(err error) (taken map[int]bool, only bool) {
+	taken, only = make(map[int]bool), true
+	batch, ok := errors.AsType[*codeq.BatchError](err)
+	if !ok {
+		return taken, err == nil
+	}
+	for i, err := range batch.Errors {
+		if errors.Is(err, codeq.ErrDuplicate) {
+			taken[i] = true
+		} else if err != nil {
+			only = false
 		}
-	case interface{ Unwrap() error }:
-		list = duplicatesOf(e.Unwrap())
 	}
-	return list
-}
-
-// onlyDuplicates reports whether an error of a batch has duplicates only.
-func onlyDuplicates(err error) bool {
-	return !slices.ContainsFunc([]error{
-		codeq.ErrInvalid, codeq.ErrDiskFull, codeq.ErrUncertain, codeq.ErrFailed, codeq.ErrNotLeader, codeq.ErrNotMember, codeq.ErrClosed,
-		codeq.ErrNotServed, context.Canceled, context.DeadlineExceeded,
-	}, func(other error) bool { return errors.Is(err, other) })
-}
-
-// tickHeaders returns the task of a schedule with the headers of a tick.
-func tickHeaders(s *codeq.Schedule, at time.Time) codeq.Task {
-	t := s.Task
-	headers := map[string]string{codeq.ScheduleHeader: s.Name, codeq.TickHeader: at.UTC().Format("2006-01-02T15:04:05.999Z07:00")}
-	for name, value := range t.Headers {
-		headers[name] = value
-	}
-	t.Headers = headers
-	return t
+	return taken, only
 }

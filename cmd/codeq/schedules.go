@@ -21,6 +21,7 @@ func (a *app) schedulesCommand() *cli.Command {
 					&cli.StringFlag{Name: "queue", Usage: "the `QUEUE` of its tasks; required"},
 					&cli.StringFlag{Name: "cron", Usage: "minute, hour, day, month, day of the week; or @daily and the like"},
 					&cli.DurationFlag{Name: "every", Usage: "the `TIME` from tick to tick, in place of -cron"},
+					&cli.DurationFlag{Name: "jitter", Usage: "tasks are ready up to this `TIME` after their ticks"},
 					&cli.StringFlag{Name: "time-zone", Usage: "the time `ZONE` of -cron, such as Europe/Berlin; default: UTC"},
 					&cli.StringFlag{Name: "missed", Value: "once", Usage: "what to do about missed ticks: once, skip, all"},
 					&cli.BoolFlag{Name: "stdin", Usage: "read the payload from the standard input"},
@@ -77,7 +78,7 @@ func (a *app) setSchedule(ctx context.Context, c *cli.Command) error {
 	if t.Payload, err = io.ReadAll(from); err != nil {
 		return err
 	}
-	s := codeq.Schedule{Name: args[0], Cron: c.String("cron"), Every: c.Duration("every"), TimeZone: c.String("time-zone"), Task: t}
+	s := codeq.Schedule{Name: args[0], Cron: c.String("cron"), Every: c.Duration("every"), Jitter: c.Duration("jitter"), TimeZone: c.String("time-zone"), Task: t}
 	if err := s.Missed.UnmarshalText([]byte(c.String("missed"))); err != nil {
 		return usageOf(c, err)
 	}
@@ -150,15 +151,8 @@ func (a *app) removeSchedule(ctx context.Context, c *cli.Command) error {
 
 func (a *app) runSchedule(ctx context.Context, c *cli.Command) error {
 	return a.aboutSchedule(ctx, c, "run", func(q steerer, s *codeq.ScheduleInfo, r *scheduleResult) error {
-		if q, ok := q.(*remote); ok { // Access may hide the payload
-			var err error
-			r.ID, err = q.trigger(ctx, s.Name)
-			return err
-		}
-		stored, err := q.ProduceBatch(ctx, []codeq.Task{tickHeaders(&s.Schedule, a.now())})
-		if len(stored) == 1 {
-			r.ID = stored[0]
-		}
+		var err error
+		r.ID, err = q.TriggerSchedule(ctx, s.Name)
 		return err
 	})
 }

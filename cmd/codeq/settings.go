@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/urfave/cli/v3"
 
@@ -129,9 +130,45 @@ func (a *app) showSettings(s codeq.Settings) error {
 	if s.Burst != 0 {
 		fields = append(fields, field{"  burst", limit(float64(s.Burst))})
 	}
+	for _, f := range []struct {
+		field
+		set bool
+	}{
+		{field{"  max-attempts", s.MaxAttempts}, s.MaxAttempts != 0},
+		{field{"  backoff", backoffText(s.Backoff)}, s.Backoff != codeq.Backoff{}},
+		{field{"  timeout", s.Timeout}, s.Timeout != 0},
+		{field{"  retry-first", s.RetryFirst}, s.RetryFirst},
+		{field{"  dead-letter-queue", s.DeadLetterQueue}, s.DeadLetterQueue != ""},
+	} {
+		if f.set {
+			fields = append(fields, f.field)
+		}
+	}
 	return a.fields(append(fields,
 		field{"  tenant-weight", strings.Join(weights, " ")}, field{"  retention", retentionText(s.Retention)},
 		field{"  dead-retention", retentionText(s.DeadRetention)}, field{"  hold-groups", s.HoldGroups}))
+}
+
+// backoffText has the fields of a backoff that are set.
+func backoffText(b codeq.Backoff) string {
+	var text []string
+	for _, d := range []struct {
+		name string
+		time.Duration
+	}{{"base", b.Base}, {"max", b.Max}, {"step", b.Step}} {
+		if d.Duration != 0 {
+			text = append(text, d.name+" "+d.String())
+		}
+	}
+	for _, n := range []struct {
+		name  string
+		value float64
+	}{{"factor", b.Factor}, {"jitter", b.Jitter}} {
+		if n.value != 0 {
+			text = append(text, fmt.Sprint(n.name, " ", n.value))
+		}
+	}
+	return strings.Join(text, ", ")
 }
 
 func (a *app) setCommand() *cli.Command {
@@ -149,6 +186,14 @@ func (a *app) setCommand() *cli.Command {
 					&cli.StringSliceFlag{Name: "tenant-weight", Usage: "`TENANT=N` claims in a row; 0: the default; may be repeated"},
 					&cli.StringFlag{Name: "retention", Usage: "keep completed and canceled tasks for this `TIME`, or forever"},
 					&cli.StringFlag{Name: "dead-retention", Usage: "keep dead letters for this `TIME`, or forever"},
+					&cli.IntFlag{Name: "max-attempts", Usage: "try tasks `N` times; 0: as often as the process says"},
+					&cli.StringFlag{Name: "timeout", Usage: "cancel a handler after this `TIME`"},
+					&cli.StringFlag{Name: "backoff-base", Usage: "wait for this `TIME` after the first attempt"},
+					&cli.StringFlag{Name: "backoff-max", Usage: "wait for this `TIME` at most"},
+					&cli.StringFlag{Name: "backoff-step", Usage: "wait for this `TIME` more after each further attempt"},
+					&cli.FloatFlag{Name: "backoff-factor", Usage: "wait `N` times as long after each further attempt; 1: as long"},
+					&cli.BoolFlag{Name: "retry-first", Usage: "a task that is tried again comes first (=false: last)"},
+					&cli.StringFlag{Name: "dead-letter-queue", Usage: "put a task for each dead letter into this `QUEUE`"},
 					&cli.BoolFlag{Name: "hold-groups", Usage: "a dead letter holds the turn of its group (=false: not)"},
 				),
 				ShellComplete: a.completeQueues,
@@ -183,16 +228,24 @@ func (a *app) setQueue(ctx context.Context, c *cli.Command) error {
 	add("rate", func(s *codeq.Settings) { s.Rate = c.Float("rate") })
 	add("burst", func(s *codeq.Settings) { s.Burst = c.Int("burst") })
 	add("hold-groups", func(s *codeq.Settings) { s.HoldGroups = c.Bool("hold-groups") })
-	retention, err := durationFlag(c, "retention")
-	if err != nil {
-		return err
+	add("max-attempts", func(s *codeq.Settings) { s.MaxAttempts = c.Int("max-attempts") })
+	add("backoff-factor", func(s *codeq.Settings) { s.Backoff.Factor = c.Float("backoff-factor") })
+	add("dead-letter-queue", func(s *codeq.Settings) { s.DeadLetterQueue = c.String("dead-letter-queue") })
+	add("retry-first", func(s *codeq.Settings) { s.RetryFirst = c.Bool("retry-first") })
+	for flag, of := range map[string]func(*codeq.Settings) *time.Duration{
+		"retention":      func(s *codeq.Settings) *time.Duration { return &s.Retention },
+		"dead-retention": func(s *codeq.Settings) *time.Duration { return &s.DeadRetention },
+		"timeout":        func(s *codeq.Settings) *time.Duration { return &s.Timeout },
+		"backoff-base":   func(s *codeq.Settings) *time.Duration { return &s.Backoff.Base },
+		"backoff-max":    func(s *codeq.Settings) *time.Duration { return &s.Backoff.Max },
+		"backoff-step":   func(s *codeq.Settings) *time.Duration { return &s.Backoff.Step },
+	} {
+		d, err := durationFlag(c, flag)
+		if err != nil {
+			return err
+		}
+		add(flag, func(s *codeq.Settings) { *of(s) = d })
 	}
-	add("retention", func(s *codeq.Settings) { s.Retention = retention })
-	dead, err := durationFlag(c, "dead-retention")
-	if err != nil {
-		return err
-	}
-	add("dead-retention", func(s *codeq.Settings) { s.DeadRetention = dead })
 	for _, text := range c.StringSlice("tenant-weight") {
 		i := strings.LastIndexByte(text, '=')
 		n, err := strconv.Atoi(text[i+1:])
@@ -238,13 +291,17 @@ func (a *app) setTask(ctx context.Context, c *cli.Command) error {
 			return usagef(c, "-priority %d is not 0 to 9", priority)
 		}
 		ch.action = codeq.BulkSetPriority
-		ch.one = func(ctx context.Context, s steerer, id codeq.ID) error { return s.SetPriority(ctx, id, priority) }
+		ch.one = func(ctx context.Context, _ *cli.Command, s steerer, id codeq.ID) error {
+			return s.SetPriority(ctx, id, priority)
+		}
 	case c.IsSet("run-at"):
 		at, err := a.timeFlag(c, "run-at", 1)
 		if err != nil {
 			return err
 		}
-		ch.one = func(ctx context.Context, s steerer, id codeq.ID) error { return s.SetRunAt(ctx, id, at) }
+		ch.one = func(ctx context.Context, _ *cli.Command, s steerer, id codeq.ID) error {
+			return s.SetRunAt(ctx, id, at)
+		}
 	default:
 		ch.done, ch.action = "moved", codeq.BulkMove
 		ch.states = []codeq.State{codeq.Ready, codeq.Scheduled, codeq.Dead}

@@ -20,7 +20,7 @@ func (a *app) tailCommand() *cli.Command {
 			"reported (with -json: {\"Lost\": N}).",
 		Flags: []cli.Flag{
 			&cli.StringSliceFlag{Name: "queue", Usage: "of this `QUEUE`; repeated: of one of them"},
-			&cli.StringSliceFlag{Name: "kind", Usage: "of this `KIND`: produced, claimed, completed, retried, released, dead, canceled, expired, progress; repeated: one of them"},
+			&cli.StringSliceFlag{Name: "kind", Usage: "of this `KIND`: produced, claimed, completed, retried, released, dead, canceled, expired, progress, suspended, unhandled; repeated: one of them"},
 			&cli.IntFlag{Name: "n", Usage: "end after `N` events; 0: at a signal"},
 		},
 		Action: a.tail,

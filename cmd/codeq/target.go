@@ -29,7 +29,7 @@ type steerer interface {
 	view
 	ProduceBatch(ctx context.Context, tasks []codeq.Task) ([]codeq.ID, error)
 	Cancel(ctx context.Context, id codeq.ID) error
-	RedriveDead(ctx context.Context, id codeq.ID) error
+	RedriveDeadFrom(ctx context.Context, id codeq.ID, step string) error
 	Forget(ctx context.Context, id codeq.ID) error
 	SetPriority(ctx context.Context, id codeq.ID, priority int) error
 	SetRunAt(ctx context.Context, id codeq.ID, t time.Time) error
@@ -38,6 +38,7 @@ type steerer interface {
 	DeleteQueue(ctx context.Context, queue string) error
 	SetSchedule(ctx context.Context, s codeq.Schedule) error
 	DeleteSchedule(ctx context.Context, name string) error
+	TriggerSchedule(ctx context.Context, name string) (codeq.ID, error)
 	Workers(ctx context.Context) ([]codeq.WorkerInfo, error)
 	QuietWorkers(ctx context.Context, name string) error
 	ResumeWorkers(ctx context.Context, name string) error

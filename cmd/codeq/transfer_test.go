@@ -195,7 +195,7 @@ func fillAll(t *testing.T) func(context.Context, *codeq.Queue) {
 		require.NoError(t, q.Configure(ctx, "order", func(s *codeq.Settings) {
 			*s = codeq.Settings{
 				Paused: true, Concurrency: 3, Rate: 2.5, Burst: 7, TenantWeights: map[string]int{"tenant 1": 2, "é": 3},
-				Retention: codeq.Forever, DeadRetention: 48 * time.Hour,
+				Policy: codeq.Policy{Retention: codeq.Forever}, DeadRetention: 48 * time.Hour,
 			}
 		}))
 		require.NoError(t, q.SetSchedule(ctx, codeq.Schedule{Name: "s", Cron: "0 3 * * *", TimeZone: "UTC", Missed: codeq.MissedAll, Task: codeq.Task{Queue: "r", Payload: []byte("p")}}))

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -166,6 +167,43 @@ func TestProduce(t *testing.T) {
 	})
 }
 
+// TestFilters: each flag selects the same tasks for a list, a count and a change, wherever they
+// are; nothing else is changed.
+func TestFilters(t *testing.T) {
+	var between time.Time
+	fill := func(_ context.Context, q *codeq.Queue) {
+		kill(t, q, codeq.Task{
+			Queue: "a", Kind: "k", Tenant: "t", Group: "g", Unique: codeq.Unique{Key: "u"}, Payload: []byte("for Ada"),
+		}, "disk is full")
+		settle()
+		between = time.Now()
+		settle()
+		kill(t, q, codeq.Task{Queue: "b", Payload: []byte("for Bob")}, "timeout")
+		produce(t, q, codeq.Task{Queue: "b"})
+		settle()
+	}
+	everywhere(t, fill, func(t *testing.T, at ...string) {
+		first := between.Format(time.RFC3339Nano)
+		selects := map[string]struct {
+			flags []string
+			n     int
+		}{
+			"States": {nil, 2}, "Queue": {[]string{"-queue", "a"}, 1}, "Tenants": {[]string{"-tenant", "t"}, 1},
+			"Group": {[]string{"-group", "g"}, 1}, "Key": {[]string{"-key", "u"}, 1}, "ErrorKind": {[]string{"-error", "disk is full"}, 1},
+			"Kind": {[]string{"-kind", "k"}, 1}, "From": {[]string{"-from", first}, 1}, "To": {[]string{"-to", first}, 1},
+			"Text": {[]string{"-text", "DISK"}, 1}, "Contents": {[]string{"-text", "FOR ada", "-contents"}, 1},
+		}
+		for _, field := range reflect.VisibleFields(reflect.TypeFor[codeq.TaskFilter]()) {
+			c, known := selects[field.Name]
+			require.True(t, known, "no flag for %s is tested", field.Name)
+			require.Len(t, decoded[pageResult](t, with(at, append([]string{"ls", "-state", "dead"}, c.flags...)...)...).Tasks, c.n, field.Name)
+			require.Equal(t, c.n, decoded[bulkResult](t, with(at, append([]string{"cancel", "-dry-run", "-all", "-state", "dead"}, c.flags...)...)...).Matched, field.Name)
+		}
+		require.Equal(t, 1, decoded[bulkResult](t, with(at, "cancel", "-state", "dead", "-text", "FOR ada", "-contents")...).Changed)
+		require.EqualValues(t, 1, counts(t, at, "b").Dead)
+	})
+}
+
 func TestChanges(t *testing.T) {
 	everywhere(t, fillMixed(t), func(t *testing.T, at ...string) {
 		dry := decoded[bulkResult](t, with(at, "redrive", "-queue", "mail", "-dry-run")...)
@@ -176,6 +214,7 @@ func TestChanges(t *testing.T) {
 		list := decoded[pageResult](t, with(at, "ls", "-state", "dead", "-queue", "mail")...).Tasks
 		one := list[0].ID.String()
 		require.Equal(t, one+" would be redriven\n", ok(t, with(at, "redrive", "-dry-run", one)...))
+		require.Contains(t, call(t, with(at, "redrive", "-from-step", "charge", one)...).err, "a step of the task")
 		require.Equal(t, taskResult{ID: list[0].ID, Done: true}, decoded[taskResult](t, with(at, "redrive", one)...))
 		require.Equal(t, exitNotFound, call(t, with(at, "redrive", one)...).code, "it is no dead letter any more")
 		require.Equal(t, exitRefused, call(t, with(at, "redrive", "-dry-run", one)...).code)
@@ -195,7 +234,7 @@ func TestChanges(t *testing.T) {
 		require.Equal(t, 2, strings.Count(gone.err, "task 01"), gone.err)
 		for _, wrong := range [][]string{
 			{"redrive"}, {"redrive", "x"}, {"redrive", "-state", "ready", "-all"}, {"purge", "-state", "dead"}, {"cancel", one, "-queue", "mail"},
-			{"redrive", "-state", "frob"}, {"redrive", "-all", "-rate", "-1"}, {"redrive", "-from", "x"},
+			{"redrive", "-state", "frob"}, {"redrive", "-all", "-rate", "-1"}, {"redrive", "-from", "x"}, {"redrive", "-all", "-from-step", "x"},
 		} {
 			require.Equal(t, exitUsage, call(t, with(at, wrong...)...).code, wrong)
 		}
@@ -237,15 +276,22 @@ func TestSettings(t *testing.T) {
 		require.True(t, decoded[queueSettings](t, with(at, "pause", "mail")...).Settings.Paused)
 		require.Contains(t, ok(t, with(at, "info")...), "paused")
 		set := decoded[queueSettings](t, with(at, "set", "queue", "-rate", "2.5", "-burst", "4", "-concurrency-per-key", "1", "-tenant-weight", "a=3",
-			"-tenant-weight", "b=c=2", "-retention", "2h", "-dead-retention", "forever", "-hold-groups", "mail")...)
+			"-tenant-weight", "b=c=2", "-retention", "2h", "-dead-retention", "forever", "-hold-groups", "-max-attempts", "3", "-timeout", "1m",
+			"-backoff-base", "2s", "-backoff-step", "1s", "-retry-first", "-dead-letter-queue", "failed", "mail")...)
 		want := codeq.Settings{
 			Paused: true, Concurrency: 5, ConcurrencyPerKey: 1, Rate: 2.5, Burst: 4, TenantWeights: map[string]int{"a": 3, "b=c": 2},
-			Retention: 2 * time.Hour, DeadRetention: codeq.Forever, HoldGroups: true,
+			Policy: codeq.Policy{
+				MaxAttempts: 3, Backoff: codeq.Backoff{Base: 2 * time.Second, Step: time.Second}, Timeout: time.Minute,
+				Retention: 2 * time.Hour, RetryFirst: true,
+			},
+			DeadRetention: codeq.Forever, HoldGroups: true, DeadLetterQueue: "failed",
 		}
 		require.Equal(t, want, set.Settings)
 		require.False(t, decoded[queueSettings](t, with(at, "resume", "mail")...).Settings.Paused)
-		set = decoded[queueSettings](t, with(at, "set", "queue", "-concurrency", "0", "-tenant-weight", "a=0", "-hold-groups=false", "-retention", "0", "mail")...)
+		set = decoded[queueSettings](t, with(at, "set", "queue", "-concurrency", "0", "-tenant-weight", "a=0", "-hold-groups=false", "-retention", "0",
+			"-backoff-step", "0", "-backoff-factor", "1", "-retry-first=false", "mail")...)
 		want.Paused, want.Concurrency, want.HoldGroups, want.Retention = false, 0, false, 0
+		want.Backoff.Step, want.Backoff.Factor, want.RetryFirst = 0, 1, false
 		delete(want.TenantWeights, "a")
 		require.Equal(t, want, set.Settings)
 		for _, wrong := range [][]string{
@@ -281,6 +327,7 @@ func TestSetTask(t *testing.T) {
 		ok(t, with(at, "set", "task", "-run-at", "1h", one)...)
 		require.Equal(t, codeq.Scheduled, decoded[codeq.TaskInfo](t, with(at, "get", one)...).State)
 		ok(t, with(at, "set", "task", "-run-at", "now", one)...)
+		ok(t, with(at, "set", "task", "-run-at", "", one)...)
 		require.Equal(t, codeq.Ready, decoded[codeq.TaskInfo](t, with(at, "get", one)...).State)
 		require.Equal(t, 3, decoded[bulkResult](t, with(at, "set", "task", "-queue", "mail", "-priority", "9", "-dry-run")...).Matched)
 		require.Equal(t, 3, decoded[bulkResult](t, with(at, "set", "task", "-queue", "mail", "-priority", "9")...).Changed)

@@ -235,7 +235,7 @@ func (r *remote) task(ctx context.Context, route string, query url.Values) (*cod
 }
 
 func (r *remote) ListPage(ctx context.Context, o codeq.PageOptions) (*codeq.Page, error) {
-	q := of("queue", o.Queue, "group", o.Group, "key", o.Key, "error", o.ErrorKind, "cursor", o.Cursor)
+	q := of("queue", o.Queue, "kind", o.Kind, "group", o.Group, "key", o.Key, "error", o.ErrorKind, "text", o.Text, "cursor", o.Cursor)
 	for _, s := range o.States {
 		q.Add("state", s.String())
 	}
@@ -246,6 +246,9 @@ func (r *remote) ListPage(ctx context.Context, o codeq.PageOptions) (*codeq.Page
 		if !at.IsZero() {
 			q.Set(name, at.UTC().Format(time.RFC3339Nano))
 		}
+	}
+	if o.Contents {
+		q.Set("contents", "true")
 	}
 	if o.Newest {
 		q.Set("newest", "true")
@@ -289,9 +292,14 @@ func (r *remote) ProduceBatch(ctx context.Context, tasks []codeq.Task) ([]codeq.
 	if err := r.post(ctx, "tasks", nil, struct{ Tasks []codeq.Task }{tasks}, &reply); err != nil {
 		return nil, err
 	}
-	var taken error
+	if len(reply.Duplicates) == 0 {
+		return reply.IDs, nil
+	}
+	taken := &codeq.BatchError{Errors: make([]error, len(tasks))}
 	for _, d := range reply.Duplicates {
-		taken = errors.Join(taken, d)
+		if d.Index >= 0 && d.Index < len(tasks) {
+			taken.Errors[d.Index] = d
+		}
 	}
 	return reply.IDs, taken
 }
@@ -300,8 +308,8 @@ func (r *remote) Cancel(ctx context.Context, id codeq.ID) error {
 	return r.post(ctx, "task/cancel", of("id", id.String()), nil, nil)
 }
 
-func (r *remote) RedriveDead(ctx context.Context, id codeq.ID) error {
-	return r.post(ctx, "task/redrive", of("id", id.String()), nil, nil)
+func (r *remote) RedriveDeadFrom(ctx context.Context, id codeq.ID, step string) error {
+	return r.post(ctx, "task/redrive", of("id", id.String(), "step", step), nil, nil)
 }
 
 func (r *remote) Forget(ctx context.Context, id codeq.ID) error {
@@ -313,7 +321,11 @@ func (r *remote) SetPriority(ctx context.Context, id codeq.ID, priority int) err
 }
 
 func (r *remote) SetRunAt(ctx context.Context, id codeq.ID, t time.Time) error {
-	return r.post(ctx, "task/run-at", of("id", id.String(), "at", t.UTC().Format(time.RFC3339Nano)), nil, nil)
+	at := "" // now
+	if !t.IsZero() {
+		at = t.UTC().Format(time.RFC3339Nano)
+	}
+	return r.post(ctx, "task/run-at", of("id", id.String(), "at", at), nil, nil)
 }
 
 // bulkJob is a bulk change in the dashboard's process.
@@ -346,6 +358,8 @@ func (r *remote) Bulk(ctx context.Context, o codeq.BulkOptions) (codeq.BulkResul
 		Queue                 string    `json:",omitzero"`
 		Tenants               []string  `json:",omitempty"`
 		Group, Key, ErrorKind string    `json:",omitzero"`
+		Kind, Text            string    `json:",omitzero"`
+		Contents              bool      `json:",omitzero"`
 		From, To              time.Time `json:",omitzero"`
 		Priority              int       `json:",omitzero"`
 		ToQueue               string    `json:",omitzero"`
@@ -353,7 +367,7 @@ func (r *remote) Bulk(ctx context.Context, o codeq.BulkOptions) (codeq.BulkResul
 		DryRun                bool      `json:",omitzero"`
 		Cursor                string    `json:",omitzero"`
 	}{
-		o.Action, o.States, o.Queue, o.Tenants, o.Group, o.Key, o.ErrorKind, o.From.UTC(), o.To.UTC(),
+		o.Action, o.States, o.Queue, o.Tenants, o.Group, o.Key, o.ErrorKind, o.Kind, o.Text, o.Contents, o.From.UTC(), o.To.UTC(),
 		o.Priority, o.ToQueue, o.Rate, o.DryRun, o.Cursor,
 	}
 	var job bulkJob
@@ -403,7 +417,12 @@ func (r *remote) Configure(ctx context.Context, queue string, change func(*codeq
 	set("Burst", old.Burst != now.Burst, now.Burst)
 	set("TenantWeights", !maps.Equal(old.TenantWeights, now.TenantWeights), now.TenantWeights)
 	set("Retention", old.Retention != now.Retention, now.Retention)
+	set("MaxAttempts", old.MaxAttempts != now.MaxAttempts, now.MaxAttempts)
+	set("Backoff", old.Backoff != now.Backoff, now.Backoff)
+	set("Timeout", old.Timeout != now.Timeout, now.Timeout)
+	set("RetryFirst", old.RetryFirst != now.RetryFirst, now.RetryFirst)
 	set("DeadRetention", old.DeadRetention != now.DeadRetention, now.DeadRetention)
+	set("DeadLetterQueue", old.DeadLetterQueue != now.DeadLetterQueue, now.DeadLetterQueue)
 	set("HoldGroups", old.HoldGroups != now.HoldGroups, now.HoldGroups)
 	if len(fields) == 0 {
 		return nil
@@ -423,8 +442,7 @@ func (r *remote) DeleteSchedule(ctx context.Context, name string) error {
 	return r.post(ctx, "schedule/delete", of("name", name), nil, nil)
 }
 
-// trigger produces the task of a schedule.
-func (r *remote) trigger(ctx context.Context, name string) (codeq.ID, error) {
+func (r *remote) TriggerSchedule(ctx context.Context, name string) (codeq.ID, error) {
 	var reply struct{ ID codeq.ID }
 	err := r.post(ctx, "schedule/trigger", of("name", name), nil, &reply)
 	return reply.ID, err

@@ -179,7 +179,7 @@ func inGroup(group, payload string) codeq.Task {
 	return codeq.Task{Queue: "mail", Payload: []byte(payload), Group: group}
 }
 
-// produced returns the tasks of a queue that wait, in the order in which they were produced.
+// produced returns the waiting tasks of a queue, in the order of their produces.
 func produced(t *testing.T, q *codeq.Queue, queue string) (all []*codeq.TaskInfo) {
 	t.Helper()
 	for _, state := range []codeq.State{codeq.Ready, codeq.Scheduled, codeq.Blocked} {

@@ -64,15 +64,15 @@ func child(t *testing.T, kind string, c config) {
 	require.Equal(t, syscall.SIGKILL, exit.Sys().(syscall.WaitStatus).Signal(), "%s: %s", c.KillAt, out)
 }
 
-// kill is a hook that kills this process at the point. "amid X" is while X goes on.
+// kill is a hook that kills this process at the point. "during X" is while X goes on.
 func (c *config) kill(at string) error {
-	what, amid := strings.CutPrefix(c.KillAt, "amid ")
+	what, during := strings.CutPrefix(c.KillAt, "during ")
 	switch {
 	case at == c.KillAt:
 		killSelf()
-	case amid && at == "before "+what:
+	case during && at == "before "+what:
 		go killSelf()
-	case amid && at == "after "+what: // it was too fast
+	case during && at == "after "+what: // it was too fast
 		killSelf()
 	}
 	return nil
@@ -102,13 +102,13 @@ func relayChild(c *config) error {
 	return errors.Join(r.Flush(context.Background()), q.Close())
 }
 
-// TestKilledRelay: a relay that is killed before, amid and after each step of a pass loses no row
+// TestKilledRelay: a relay that is killed before, during and after each step of a pass loses no row
 // and produces none twice; the order of groups holds.
 func TestKilledRelay(t *testing.T) {
 	onAll(t, func(t *testing.T, d *database) {
 		c := config{Place: d.place, Dir: filepath.Join(t.TempDir(), "queue")}
 		var want []string
-		for _, point := range append([]string{"amid mark", "amid produce", "amid delete"}, points...) {
+		for _, point := range append([]string{"during mark", "during produce", "during delete"}, points...) {
 			for n := range 3 {
 				want = append(want, fmt.Sprint(point, " ", n))
 				d.enqueue(t, inGroup("g", want[len(want)-1]), text("other", want[len(want)-1]))
@@ -131,8 +131,8 @@ func TestKilledRelay(t *testing.T) {
 	})
 }
 
-// TestKilledDatabase: a server that is killed before, amid and after each step of a pass, and amid
-// the commits of an application, loses no row that was committed, and none is produced twice.
+// TestKilledDatabase: a server that is killed before, during and after each step of a pass, and
+// during the commits of an application, loses no committed row, and none is produced twice.
 func TestKilledDatabase(t *testing.T) {
 	t.Parallel()
 	t.Run("PostgreSQL", func(t *testing.T) {
@@ -160,31 +160,31 @@ func testKilledDatabase(t *testing.T, d *database) {
 			require.NoError(t, t.Context().Err())
 		}
 	}
-	for _, point := range append([]string{"amid mark", "amid delete"}, points...) {
+	for _, point := range append([]string{"during mark", "during delete"}, points...) {
 		want = append(want, point+" 1", point+" 2")
 		d.enqueue(t, inGroup("g", point+" 1"), inGroup("g", point+" 2"))
 
-		tx := d.begin(t) // of an application, killed amid its commit
+		tx := d.begin(t) // of an application, killed during its commit
 		maybe[point] = true
 		require.NoError(t, d.Enqueue(t.Context(), tx, text("maybe", point)))
 		_, err = tx.ExecContext(t.Context(), insert, point)
 		require.NoError(t, err)
 		committed := make(chan struct{})
 		go func() {
-			_ = tx.Commit() // nobody knows
+			_ = tx.Commit() // perhaps
 			close(committed)
 		}()
 		restart()
 		<-committed
 
-		what, amid := strings.CutPrefix(point, "amid ")
+		what, during := strings.CutPrefix(point, "during ")
 		killed := make(chan struct{})
 		f := &faulty{DB: d.DB, Producer: q, at: func(at string) error {
 			switch {
 			case at == point:
 				d.server.kill()
 				close(killed)
-			case amid && at == "before "+what:
+			case during && at == "before "+what:
 				go func() {
 					d.server.kill()
 					close(killed)
@@ -194,7 +194,7 @@ func testKilledDatabase(t *testing.T, d *database) {
 		}}
 		r, err := d.NewRelay(f, f, nil)
 		require.NoError(t, err)
-		_ = r.Flush(t.Context()) // it succeeds if only what follows the last step fails
+		_ = r.Flush(t.Context()) // it succeeds if the kill comes after the last step
 		<-killed
 		restart()
 	}
@@ -230,7 +230,7 @@ func workerChild(c *config) error {
 	return errors.Join(err, <-ended, q.Close())
 }
 
-// TestKilledHandler: the writes of handlers whose process is killed before, amid and after their
+// TestKilledHandler: the writes of handlers in a process killed before, during and after their
 // commits happen once.
 func TestKilledHandler(t *testing.T) {
 	onAll(t, func(t *testing.T, d *database) {
@@ -244,7 +244,7 @@ func TestKilledHandler(t *testing.T) {
 			}
 			require.NoError(t, q.Close())
 		}
-		kills := []string{"after once", "before commit", "amid commit", "after commit"}
+		kills := []string{"after once", "before commit", "during commit", "after commit"}
 		for n, point := range kills {
 			produce(n)
 			c.KillAt = point

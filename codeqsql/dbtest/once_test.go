@@ -15,7 +15,7 @@ import (
 	"codeq/codeqtest"
 )
 
-// charge is the handler of a task whose writes happen once; after is called after the commit.
+// charge is a handler with writes that happen once; after is called after the commit.
 func charge(tables *codeqsql.Tables, db *sql.DB, insert string, at func(point string) error) func(context.Context, *codeq.Job[[]byte]) error {
 	return func(ctx context.Context, job *codeq.Job[[]byte]) error {
 		tx, err := db.BeginTx(ctx, nil)
@@ -168,6 +168,18 @@ func (d *database) awaitWaiting(t *testing.T) {
 	for d.number(t, query, like) == 0 {
 		require.NoError(t, t.Context().Err())
 	}
+}
+
+// TestSaveResult: a result needs the row of Once, and may be the one that is there.
+func TestSaveResult(t *testing.T) {
+	onAll(t, func(t *testing.T, d *database) {
+		job := &codeq.Lease{Receipt: codeq.Receipt{ID: codeq.ID{1}}}
+		require.ErrorIs(t, d.SaveResult(t.Context(), d.DB, job, []byte("x")), codeq.ErrNotFound)
+		require.NoError(t, d.Once(t.Context(), d.DB, job))
+		for _, result := range []string{"", "x", "x", ""} {
+			require.NoError(t, d.SaveResult(t.Context(), d.DB, job, []byte(result)))
+		}
+	})
 }
 
 // TestOnceInTransaction: after ErrAlreadyDone the transaction can go on.

@@ -74,7 +74,7 @@ func TestLateCommit(t *testing.T) {
 		require.Equal(t, []string{"committed first", "began first"}, payloads(t, q, "mail"))
 
 		early = d.begin(t)
-		require.NoError(t, d.Enqueue(t.Context(), early, text("mail", "committed amid a pass")))
+		require.NoError(t, d.Enqueue(t.Context(), early, text("mail", "committed during a pass")))
 		d.enqueue(t, text("mail", "of the pass"))
 		f := &faulty{DB: d.DB, Producer: q, at: func(at string) error {
 			if at == afterDelete && early != nil {
@@ -85,7 +85,7 @@ func TestLateCommit(t *testing.T) {
 			return nil
 		}}
 		require.NoError(t, d.relayOf(t, f).Flush(t.Context()))
-		require.Equal(t, []string{"of the pass", "committed amid a pass"}, payloads(t, q, "mail")[2:])
+		require.Equal(t, []string{"of the pass", "committed during a pass"}, payloads(t, q, "mail")[2:])
 		require.Zero(t, d.rows(t))
 	})
 }
@@ -97,8 +97,7 @@ func TestSetAside(t *testing.T) {
 		opts := &codeq.Options{Limits: codeq.Limits{Payload: 10}}
 		q := codeqtest.Open(t, opts)
 		refuses := codeq.Task{Queue: "mail", Payload: []byte("orphan"), After: []codeq.ID{{1}}, OnMissing: codeq.RefuseOnMissing}
-		nth := codeq.Task{Queue: "mail", Payload: []byte("nth"), After: []codeq.ID{codeq.Nth(0)}}
-		d.enqueue(t, inGroup("g", "a"), inGroup("g", "b, too large"), inGroup("g", "c"), refuses, nth, text("mail", "d"),
+		d.enqueue(t, inGroup("g", "a"), inGroup("g", "b, too large"), inGroup("g", "c"), refuses, text("mail", "d"),
 			text("mail", "later"), text("mail", "unknown"))
 		last := d.number(t, "SELECT MAX(id) FROM "+d.outbox())
 		d.do(t, "UPDATE "+d.outbox()+" SET format = 2 WHERE id = ?", last-1)
@@ -117,21 +116,20 @@ func TestSetAside(t *testing.T) {
 			require.NoError(t, r.Flush(t.Context()))
 		}
 		require.Equal(t, []string{"a", "c", "d"}, payloads(t, q, "mail"))
-		require.Len(t, reported, 5)
-		require.Equal(t, codeqsql.RelayStats{Produced: 3, SetAside: 5}, r.Stats())
+		require.Len(t, reported, 4)
+		require.Equal(t, codeqsql.RelayStats{Produced: 3, SetAside: 4}, r.Stats())
 		byPayload := make(map[string]*codeqsql.RowError)
 		for _, row := range reported {
 			byPayload[string(row.Task.Payload)] = row
 		}
 		require.ErrorIs(t, byPayload["b, too large"], codeq.ErrInvalid)
 		require.ErrorContains(t, byPayload["b, too large"], `queue "mail" is set aside`)
-		require.ErrorIs(t, byPayload["nth"], codeq.ErrInvalid)
 		require.ErrorIs(t, byPayload["orphan"], codeq.ErrNotFound)
 		require.ErrorContains(t, byPayload[""], "another version")
 
 		rows, err := d.List(t.Context(), d.DB, codeqsql.Refused, 0, 1000)
 		require.NoError(t, err)
-		require.Len(t, rows, 5)
+		require.Len(t, rows, 4)
 		require.Equal(t, "b, too large", string(rows[0].Task.Payload))
 		require.Contains(t, rows[0].Cause, "Task.Payload")
 		require.False(t, rows[0].Sent.IsZero())
@@ -141,7 +139,7 @@ func TestSetAside(t *testing.T) {
 		require.Equal(t, rows[1:2], next)
 		stats, err := d.Tables.Stats(t.Context(), d.DB)
 		require.NoError(t, err)
-		require.Equal(t, codeqsql.OutboxStats{Refused: 5}, stats)
+		require.Equal(t, codeqsql.OutboxStats{Refused: 4}, stats)
 
 		require.NoError(t, d.Discard(t.Context(), d.DB, rows[1].ID))
 		require.ErrorIs(t, d.Discard(t.Context(), d.DB, rows[1].ID), codeq.ErrNotFound)
@@ -149,7 +147,7 @@ func TestSetAside(t *testing.T) {
 		require.ErrorIs(t, d.Resend(t.Context(), d.DB, rows[0].ID), codeq.ErrNotFound)
 		stats, err = d.Tables.Stats(t.Context(), d.DB)
 		require.NoError(t, err)
-		require.Equal(t, codeqsql.OutboxStats{Waiting: 1, Refused: 3, Oldest: rows[0].Created}, stats)
+		require.Equal(t, codeqsql.OutboxStats{Waiting: 1, Refused: 2, Oldest: rows[0].Created}, stats)
 		generous := codeqtest.Open(t, nil)
 		require.NoError(t, d.relay(t, generous).Flush(t.Context()))
 		require.Equal(t, []string{"b, too large"}, payloads(t, generous, "mail"))
@@ -168,7 +166,7 @@ func TestRefusedLists(t *testing.T) {
 	require.ErrorIs(t, err, codeq.ErrInvalid)
 }
 
-// TestStuck: a row whose sending began so long ago that its key may have ended is not sent, but
+// TestStuck: a row that was first sent so long ago that its key may have ended is not sent, but
 // reported and kept; one that was never sent is, however old it is.
 func TestStuck(t *testing.T) {
 	onAll(t, func(t *testing.T, d *database) {
@@ -270,7 +268,7 @@ func (p producer) ProduceBatch(ctx context.Context, tasks []codeq.Task) ([]codeq
 	return p(ctx, tasks)
 }
 
-// TestUncertain: a row whose produce may have failed is produced again, and not twice. A duplicate
+// TestUncertain: a row is produced again after an uncertain produce, and not twice. A duplicate
 // beside another error does not end a row.
 func TestUncertain(t *testing.T) {
 	t.Parallel()

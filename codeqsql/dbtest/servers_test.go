@@ -112,7 +112,7 @@ var emptyPostgres = sync.OnceValues(func() (string, error) {
 type server struct {
 	dir     string
 	command []string // that starts it
-	ready   string   // what it logs then
+	ready   string   // its log line then
 	driver  string
 	dsn     string
 

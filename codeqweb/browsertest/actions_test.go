@@ -79,10 +79,10 @@ func TestActions(t *testing.T) {
 		w.asked(false)
 		w.press("#cancel")
 		w.wait("true") // the page has gone on after the question
-		require.Equal(t, []string{"Cancel this task?"}, w.asked(true))
+		require.Equal(t, []string{"Cancel this task for good? OK cancels it."}, w.asked(true))
 		require.Equal(t, codeq.Scheduled, s.task(id).State, "no was answered")
 		w.submit("#cancel", "The task was canceled.")
-		require.Equal(t, []string{"Cancel this task?"}, w.asked(true))
+		require.Equal(t, []string{"Cancel this task for good? OK cancels it."}, w.asked(true))
 		require.Equal(t, codeq.Canceled, s.task(id).State)
 		w.submit("#forget", "The task was deleted.")
 		require.Equal(t, "Tasks", w.text("h1"))
@@ -106,15 +106,17 @@ func TestActions(t *testing.T) {
 		w.submit("#pause-button", "The queue is paused.")
 		require.True(t, s.settings("work").Paused)
 		require.Contains(t, w.text("#paused"), "nothing is claimed")
+		w.press("#settings-folded summary")
 		for name, value := range map[string]string{
 			"concurrency": "5", "concurrency-per-key": "2", "rate": "12.5", "burst": "20", "retention": "1h30m", "dead-retention": "7d",
-			"hold-groups": "true", "tenant-weights": "acme=3\nb=c=2\n",
+			"max-attempts": "4", "backoff-step": "1s", "retry-first": "true", "hold-groups": "true", "tenant-weights": "acme=3\nb=c=2\n",
 		} {
 			w.fill("#settings [name="+name+"]", value)
 		}
 		w.submit("#settings button", "The settings were changed.")
 		require.Equal(t, codeq.Settings{
-			Paused: true, Concurrency: 5, ConcurrencyPerKey: 2, Rate: 12.5, Burst: 20, Retention: 90 * time.Minute, DeadRetention: 7 * 24 * time.Hour,
+			Paused: true, Concurrency: 5, ConcurrencyPerKey: 2, Rate: 12.5, Burst: 20, DeadRetention: 7 * 24 * time.Hour,
+			Policy:     codeq.Policy{MaxAttempts: 4, Backoff: codeq.Backoff{Step: time.Second}, Retention: 90 * time.Minute, RetryFirst: true},
 			HoldGroups: true, TenantWeights: map[string]int{"acme": 3, "b=c": 2},
 		}, s.settings("work"))
 		before := s.settings("work")
@@ -125,7 +127,9 @@ func TestActions(t *testing.T) {
 
 		require.NoError(t, s.q.Configure(ctx, "unused", func(set *codeq.Settings) { set.Concurrency = 5 }))
 		w.open("queue?name=unused")
+		w.asked(true)
 		w.submit("#delete-button", "The queue was deleted.")
+		require.Equal(t, []string{"Delete the queue with its settings?"}, w.asked(true))
 		require.Equal(t, codeq.Settings{}, s.settings("unused"))
 	})
 
@@ -141,11 +145,17 @@ func TestActions(t *testing.T) {
 		require.False(t, s.scheduled("nightly").Paused)
 		w.submit(button("delete"), "The schedule was deleted.")
 		require.Empty(t, s.scheduled("nightly").Name)
-		require.Equal(t, []string{"Produce its task now?", "Delete this schedule?"}, w.asked(true))
+		require.Equal(t, []string{"Produce the task of schedule nightly now?", "Delete schedule nightly?"}, w.asked(true))
 	})
 
 	part("workers", func(t *testing.T) {
 		w.open("workers")
+		held := s.produce(codeq.Task{Queue: "held"})
+		require.Equal(t, held, s.claim("held").ID)
+		w.submit(`tr[data-task="`+held.String()+`"] [data-action=cancel]`, "The task was canceled.")
+		require.Equal(t, codeq.Canceled, s.task(held).State)
+		require.Equal(t, "Workers", w.text("h1"))
+		require.Equal(t, []string{"Cancel task …" + held.String()[28:] + " of queue held for good? OK cancels it."}, w.asked(true))
 		w.submit(`tr[data-worker="worker-1"] [data-action=quiet]`, "The workers take no new tasks.")
 		require.Equal(t, "quiet", s.quiet("worker-1"))
 		w.submit(`tr[data-worker="worker-1"] [data-action=resume]`, "The workers take tasks again.")
@@ -154,7 +164,7 @@ func TestActions(t *testing.T) {
 		require.Equal(t, "quiet", s.quiet("worker-1"))
 		w.submit("#resume-all", "The workers take tasks again.")
 		require.Equal(t, "works", s.quiet("worker-1"))
-		require.Equal(t, []string{"Let no worker take new tasks?"}, w.asked(true))
+		require.Equal(t, []string{"Quiet all workers? None takes new tasks."}, w.asked(true))
 	})
 
 	part("bulk", func(t *testing.T) {
@@ -259,6 +269,11 @@ func TestClusterActions(t *testing.T) {
 	w.open("cluster")
 	require.Equal(t, "ann", w.text("#node"))
 	require.Equal(t, 3, w.count(`table[data-shard="0"] tbody tr`))
+	require.Equal(t, 3, w.count("#nodes tbody tr"))
+	require.Equal(t, 2, w.count("#shards tbody tr"))
+	for _, node := range []string{"ann", "bob", "cid"} { // each has measured its disk
+		w.wait(`/iB of [\d.]+ .iB/.test(document.querySelector("#nodes tr[data-name=` + node + `]").textContent)`)
+	}
 	require.Empty(t, eval[[]string](w, faultsIn))
 	next := "bob"
 	if leader(0) == "bob" {
@@ -277,7 +292,8 @@ func TestClusterActions(t *testing.T) {
 	w.submit("#drain", "The node leads no shard.")
 	soon(func() bool { return leader(0) != "ann" && leader(1) != "ann" })
 	w.submit("#undrain", "The node leads its share again, after a while.")
-	require.Equal(t, []string{"Hand over all shards that this node leads?"}, w.asked(true))
+	asked := []string{"Make " + next + " the leader of shard 0?", "Hand over all shards that this node leads?"}
+	require.Equal(t, asked, w.asked(true))
 	var actions []string
 	for _, e := range s.log() {
 		actions = append(actions, e.Action)

@@ -47,6 +47,12 @@ func TestShardFails(t *testing.T) {
 		require.NotEmpty(t, w.text("h1"), path)
 		require.Empty(t, eval[[]string](w, faultsIn), path)
 	}
+	w.open("cluster")
+	require.Contains(t, w.text("#problems"), "shard", "the reason comes first")
+	w.open("workers")
+	require.Contains(t, w.text("#unread"), "not known")
+	w.open("storage")
+	require.Contains(t, w.text("#usage-error"), "could not be read")
 	w.open("tasks")
 	require.Equal(t, "failed", eval[string](w, `document.querySelector("#error").dataset.kind`))
 	require.Contains(t, eval[string](w, "document.body.innerText"), "its storage failed")

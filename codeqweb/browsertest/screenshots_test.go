@@ -42,7 +42,7 @@ func TestScreenshots(t *testing.T) {
 		name, path, scheme string
 		phone              bool
 	}{
-		{"overview", "", "light", false}, {"dead", "dead", "light", false}, {"task-dark", "task?id=" + task.String(), "dark", false},
+		{"overview", "", "light", false}, {"queue", "queue?name=orders", "light", false}, {"queue-phone", "queue?name=orders", "light", true}, {"dead", "dead", "light", false}, {"task-dark", "task?id=" + task.String(), "dark", false},
 		{"overview-phone", "", "dark", true},
 	} {
 		if w.do(size(1280, 800, false), scheme(p.scheme)); p.phone {

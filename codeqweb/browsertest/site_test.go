@@ -207,14 +207,14 @@ func loaded(t *testing.T) (s *site, ids map[string]codeq.ID) {
 // screens returns the paths of all screens of a loaded site.
 func screens(ids map[string]codeq.ID) []string {
 	list := []string{
-		"", "?by=minute&order=dead&find=m", "queue?name=mail", "queue?name=nobody", "tasks", "tasks?state=blocked&queue=mail", "dead", "dead?queue=mail",
+		"", "?span=24h&order=dead&find=m", "?span=90d", "queue?name=mail", "queue?name=nobody", "tasks", "tasks?state=blocked&queue=mail", "dead", "dead?queue=mail",
 		"schedules", "workers", "storage", "cluster", "audit", "bulks", "tasks?queue=mail&newest=true&tenant=acme",
 	}
 	for _, state := range []string{"ready", "scheduled", "blocked", "leased", "dead", "done", "canceled"} {
 		list = append(list, "tasks?state="+state)
 	}
 	for _, name := range []string{"dead", "done", "canceled", "retried", "leased", "ready", "scheduled", "child"} {
-		list = append(list, "task?id="+ids[name].String())
+		list = append(list, "task?id="+ids[name].String(), "flow?id="+ids[name].String())
 	}
 	return list
 }

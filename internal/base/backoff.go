@@ -11,6 +11,7 @@ type Backoff struct {
 	Base   time.Duration `json:"base"`
 	Max    time.Duration `json:"max"`
 	Factor float64       `json:"factor"`
+	Step   time.Duration `json:"step,omitzero"`
 	Jitter float64       `json:"jitter"`
 }
 
@@ -24,7 +25,9 @@ func (b *Backoff) SetDefaults() (field string, value any, limit string) {
 		b.Max = max(time.Hour, b.Base)
 	}
 	if b.Factor == 0 {
-		b.Factor = 2
+		if b.Factor = 2; b.Step != 0 {
+			b.Factor = 1
+		}
 	}
 	if b.Jitter == 0 {
 		b.Jitter = 0.2
@@ -34,6 +37,8 @@ func (b *Backoff) SetDefaults() (field string, value any, limit string) {
 		return "", fmt.Sprintf("Base %v, Max %v", b.Base, b.Max), "0 < Base <= Max"
 	case b.Factor < 1 || math.IsNaN(b.Factor):
 		return ".Factor", b.Factor, "1 or more"
+	case b.Step < 0:
+		return ".Step", b.Step, "0 or more"
 	case b.Jitter > 1 || math.IsNaN(b.Jitter):
 		return ".Jitter", b.Jitter, "at most 1"
 	}
@@ -44,7 +49,8 @@ func (b *Backoff) SetDefaults() (field string, value any, limit string) {
 // Delay returns the wait after an attempt (1 is the first). chance is a random number in [0, 1)
 // that decides the jitter.
 func (b *Backoff) Delay(attempt int, chance float64) time.Duration {
-	d := float64(b.Base) * math.Pow(b.Factor, float64(max(attempt, 1)-1))
+	earlier := float64(max(attempt, 1) - 1)
+	d := float64(b.Base)*math.Pow(b.Factor, earlier) + float64(b.Step)*earlier
 	d = min(d, float64(b.Max))
 	if b.Jitter > 0 {
 		d *= 1 + b.Jitter*(2*chance-1)

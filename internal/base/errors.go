@@ -60,6 +60,9 @@ var (
 	ErrEmpty      = errors.New("codeq: no task is ready")
 	ErrCanceled   = errors.New("codeq: task canceled")
 	ErrUncertain  = errors.New("codeq: outcome unknown")
+
+	ErrSuspended    = errors.New("codeq: the task is suspended")
+	ErrStepsChanged = errors.New("codeq: the steps of the task have changed")
 )
 
 // CauseOf returns err as the cause of another error, after something was stored: it does not match

@@ -45,17 +45,19 @@ type Alter struct {
 	Silent
 	ID  keys.ID
 	How engine.Alteration
-	Arg uint64
+	engine.AlterTo
 }
 
-func (b *Alter) Decide(s *engine.State) (engine.Verdict, error) { return s.Alter(b.ID, b.How, b.Arg) }
+func (b *Alter) Decide(s *engine.State) (engine.Verdict, error) {
+	return s.Alter(b.ID, b.How, b.AlterTo)
+}
 
 func (b *Alter) Append(dst []byte) []byte {
-	return wire.AppendUint(append(append(dst, b.ID[:]...), byte(b.How)), b.Arg)
+	return wire.AppendBytes(wire.AppendUint(append(append(dst, b.ID[:]...), byte(b.How)), b.Arg), b.Step)
 }
 
 func (b *Alter) Read(r *wire.Reader) {
-	b.ID, b.How, b.Arg = keys.ReadID(r), readAlteration(r), r.Uint()
+	b.ID, b.How, b.Arg, b.Step = keys.ReadID(r), readAlteration(r), r.Uint(), r.String()
 }
 
 func readAlteration(r *wire.Reader) engine.Alteration {
@@ -236,15 +238,22 @@ func (b *Note) Decide(s *engine.State) (engine.Verdict, error) {
 	return engine.Decided, s.Leases.Note(b.Receipt, b.Notes)
 }
 
-func (b *Note) Append(dst []byte) []byte { return b.Notes.Append(AppendReceipt(dst, b.Receipt)) }
-func (b *Note) Read(r *wire.Reader)      { b.Receipt, b.Notes = readReceipt(r), readNotes(r) }
+func (b *Note) Append(dst []byte) []byte {
+	return appendLastNotes(AppendReceipt(dst, b.Receipt), b.Notes)
+}
+
+func (b *Note) Read(r *wire.Reader) { b.Receipt, b.Notes = readReceipt(r), readNotes(r) }
 
 // appendLastNotes ends an operation with the notes of its handler; nil: it has none.
 func appendLastNotes(dst []byte, n *record.Notes) []byte {
 	if n == nil {
 		return dst
 	}
-	return n.Append(dst)
+	dst = n.Append(dst)
+	if len(n.Logs) == 0 { // nodes of an earlier format know none
+		return dst
+	}
+	return record.AppendLogs(dst, n.Logs)
 }
 
 // readLastNotes reads what appendLastNotes has appended.
@@ -255,10 +264,13 @@ func readLastNotes(r *wire.Reader) *record.Notes {
 	return readNotes(r)
 }
 
-// readNotes reads notes, and refuses what no node takes from a handler.
+// readNotes reads the notes at the end, and refuses what no node takes from a handler.
 func readNotes(r *wire.Reader) *record.Notes {
 	n := record.ReadNotes(r)
-	if n.Size() > record.MaxNotes {
+	if r.Len() > 0 {
+		n.Logs = record.ReadLogs(r)
+	}
+	if n.Size() > record.MaxNotes || record.SoundLogs(n.Logs) != nil {
 		r.Fail()
 	}
 	return n

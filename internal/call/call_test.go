@@ -51,7 +51,8 @@ func TestBodies(t *testing.T) {
 		asked, answered, blank Body // with the arguments; with the answer, too
 		rest                   bool // the answer is the rest of the message
 	}{
-		{asked: &Alter{ID: id, How: engine.AlterMove, Arg: 1 << 40}, blank: &Alter{}},
+		{asked: &Alter{ID: id, How: engine.AlterMove, AlterTo: engine.AlterTo{Arg: 1 << 40, Step: "charge"}}, blank: &Alter{}},
+		{asked: &Signal{ID: id, Name: "s", Value: []byte("v")}, blank: &Signal{}},
 		{asked: &ReleaseKey{Hash: keys.UniqueHash("q", "", "", "", "k"), Key: "k"}, blank: &ReleaseKey{}},
 		{
 			asked:    &Renew{Receipts: []engine.Receipt{receipt, {ID: other}}, Duration: 1000},
@@ -101,8 +102,8 @@ func TestBodies(t *testing.T) {
 			}
 			sent := c.asked.Append(nil)
 			next := func(b Body) {
-				if b, ok := b.(interface{ Next() }); ok { // each answer is a part
-					b.Next()
+				if b, ok := b.(interface{ next() }); ok { // each answer is a part
+					b.next()
 				}
 			}
 			next(c.asked)
@@ -126,7 +127,7 @@ func TestBodies(t *testing.T) {
 				require.NoError(t, r.Done())
 				require.Equal(t, answer, fresh.AppendReply(nil))
 			}
-			if _, ok := fresh.(interface{ Next() }); !ok { // its part has a beginning
+			if _, ok := fresh.(interface{ next() }); !ok { // its part has a beginning
 				require.Equal(t, c.answered, fresh)
 			}
 		})

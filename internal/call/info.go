@@ -22,8 +22,8 @@ type Info struct {
 	from     engine.InfoCursor // where this part begins
 }
 
-// Next prepares to copy the next part.
-func (b *Info) Next() { b.Infos, b.from = b.Infos[:0], b.InfoCursor }
+// next prepares to copy the next part.
+func (b *Info) next() { b.Infos, b.from = b.Infos[:0], b.InfoCursor }
 
 func (b *Info) Decide(s *engine.State) (v engine.Verdict, _ error) {
 	b.Infos, b.More, v = s.Names.Info(&b.InfoCursor, infoStep, b.Infos)
@@ -58,7 +58,7 @@ func (b *Info) AppendReply(dst []byte) []byte {
 	for i := range b.Infos {
 		dst = wire.AppendUint(dst, b.Infos[i].Held)
 	}
-	return dst
+	return appendUnhandled(dst, b.Infos)
 }
 
 func (b *Info) ReadReply(r *wire.Reader) {
@@ -68,6 +68,7 @@ func (b *Info) ReadReply(r *wire.Reader) {
 	for i := known; i < len(b.Infos); i++ {
 		b.Infos[i].Held = r.Uint()
 	}
+	readUnhandled(r, b.Infos[known:])
 }
 
 func appendInfos(dst []byte, infos []engine.QueueInfo) []byte {
@@ -79,7 +80,7 @@ func appendInfos(dst []byte, infos []engine.QueueInfo) []byte {
 		for _, n := range [...]uint64{c.Ready, c.Scheduled, c.Blocked, c.Leased, c.Dead, c.Done, c.Canceled} {
 			dst = wire.AppendUint(dst, n)
 		}
-		for _, n := range q.Totals {
+		for _, n := range q.Totals[:keys.EventKinds] {
 			dst = wire.AppendUint(dst, n)
 		}
 		dst = wire.AppendBytes(dst, q.Settings)
@@ -94,7 +95,7 @@ func readInfos(r *wire.Reader, infos []engine.QueueInfo) []engine.QueueInfo {
 		for _, n := range [...]*uint64{&c.Ready, &c.Scheduled, &c.Blocked, &c.Leased, &c.Dead, &c.Done, &c.Canceled} {
 			*n = r.Uint()
 		}
-		for i := range q.Totals {
+		for i := range keys.EventKinds {
 			q.Totals[i] = r.Uint()
 		}
 		if set := r.Bytes(); len(set) > 0 {
@@ -103,6 +104,27 @@ func readInfos(r *wire.Reader, infos []engine.QueueInfo) []engine.QueueInfo {
 		infos = append(infos, q)
 	}
 	return infos
+}
+
+// appendUnhandled ends an answer with the totals that not all formats have, if there are any.
+func appendUnhandled(dst []byte, infos []engine.QueueInfo) []byte {
+	if !slices.ContainsFunc(infos, func(q engine.QueueInfo) bool { return q.Totals[keys.Unhandled] != 0 }) {
+		return dst
+	}
+	for i := range infos {
+		dst = wire.AppendUint(dst, infos[i].Totals[keys.Unhandled])
+	}
+	return dst
+}
+
+// readUnhandled reads what appendUnhandled has appended.
+func readUnhandled(r *wire.Reader, infos []engine.QueueInfo) {
+	if r.Len() == 0 {
+		return
+	}
+	for i := range infos {
+		infos[i].Totals[keys.Unhandled] = r.Uint()
+	}
 }
 
 func (b *Info) Again() { b.Infos, b.InfoCursor = b.Infos[:0], b.from }
@@ -118,11 +140,19 @@ func (b *Totals) Decide(s *engine.State) (engine.Verdict, error) {
 	return engine.Decided, nil
 }
 
-func (b *Totals) Append(dst []byte) []byte      { return wire.AppendStrings(dst, b.Names) }
-func (b *Totals) Read(r *wire.Reader)           { b.Names = r.Strings() }
-func (b *Totals) AppendReply(dst []byte) []byte { return appendInfos(dst, b.Infos) }
-func (b *Totals) ReadReply(r *wire.Reader)      { b.Infos = readInfos(r, b.Infos) }
-func (b *Totals) Again()                        { b.Infos = b.Infos[:0] }
+func (b *Totals) Append(dst []byte) []byte { return wire.AppendStrings(dst, b.Names) }
+func (b *Totals) Read(r *wire.Reader)      { b.Names = r.Strings() }
+func (b *Totals) AppendReply(dst []byte) []byte {
+	return appendUnhandled(appendInfos(dst, b.Infos), b.Infos)
+}
+
+func (b *Totals) ReadReply(r *wire.Reader) {
+	known := len(b.Infos)
+	b.Infos = readInfos(r, b.Infos)
+	readUnhandled(r, b.Infos[known:])
+}
+
+func (b *Totals) Again() { b.Infos = b.Infos[:0] }
 
 // Days reads the totals of a queue by day.
 type Days struct {
@@ -167,8 +197,26 @@ func NewInfoSum(shards int) *InfoSum {
 	return &InfoSum{at: make(map[string]int), seen: make([][]bool, shards)}
 }
 
-// Add adds a shard's statistics of some queues.
-func (s *InfoSum) Add(shard int, infos []engine.QueueInfo) {
+// Gather adds the statistics of a shard, part by part: ask carries out part there.
+func (s *InfoSum) Gather(shard int, part *Info, ask func() error) error {
+	return inParts(&part.More, part.next, ask, func() { s.add(shard, part.Infos) })
+}
+
+// Complete adds the totals of the queues that a shard has not shown.
+func (s *InfoSum) Complete(shard int, ask func(*Totals) error) error {
+	for names := s.unseen(shard); len(names) > 0; {
+		part := &Totals{Names: names[:min(infoStep, len(names))]}
+		if err := ask(part); err != nil {
+			return err
+		}
+		s.add(shard, part.Infos)
+		names = names[len(part.Infos):]
+	}
+	return nil
+}
+
+// add adds a shard's statistics of some queues.
+func (s *InfoSum) add(shard int, infos []engine.QueueInfo) {
 	for i := range infos {
 		of := &infos[i]
 		n, known := s.at[of.Queue]
@@ -196,8 +244,8 @@ func (s *InfoSum) Add(shard int, infos []engine.QueueInfo) {
 	}
 }
 
-// Unseen returns the queues that a shard has not shown.
-func (s *InfoSum) Unseen(shard int) (names []string) {
+// unseen returns the queues that a shard has not shown.
+func (s *InfoSum) unseen(shard int) (names []string) {
 	seen := s.seen[shard]
 	for n := range s.Queues {
 		if n >= len(seen) || !seen[n] {

@@ -63,6 +63,32 @@ func (b *PauseSchedule) Append(dst []byte) []byte {
 }
 func (b *PauseSchedule) Read(r *wire.Reader) { b.Name, b.Paused = r.String(), r.Bool() }
 
+// FindSchedule returns a schedule. Value.Record must only be read.
+type FindSchedule struct {
+	Name  string
+	Value keys.ScheduleValue
+}
+
+func (b *FindSchedule) Decide(s *engine.State) (engine.Verdict, error) {
+	r, err := s.Times.FindSchedule(b.Name)
+	if err == nil {
+		b.Value = r.Value
+	}
+	return engine.Decided, err
+}
+
+func (b *FindSchedule) Append(dst []byte) []byte      { return wire.AppendBytes(dst, b.Name) }
+func (b *FindSchedule) Read(r *wire.Reader)           { b.Name = r.String() }
+func (b *FindSchedule) AppendReply(dst []byte) []byte { return b.Value.Append(dst) }
+func (b *FindSchedule) Again()                        {}
+
+func (b *FindSchedule) ReadReply(r *wire.Reader) {
+	var err error
+	if b.Value, err = keys.ParseScheduleValue(r.Rest()); err != nil {
+		r.Fail()
+	}
+}
+
 // The number of schedules that a shard's owner copies in one group, and about the number of their
 // bytes, headers and payloads included.
 const (
@@ -79,8 +105,14 @@ type Schedules[T any] struct {
 	from  string // this part begins after the name
 }
 
-// Next prepares to copy the next part.
-func (b *Schedules[T]) Next() { b.Infos, b.from = nil, b.After }
+// next prepares to copy the next part.
+func (b *Schedules[T]) next() { b.Infos, b.from = nil, b.After }
+
+// All copies all schedules of a shard, part by part: ask carries out b there.
+func (b *Schedules[T]) All(ask func() error) (all []T, err error) {
+	err = inParts(&b.More, b.next, ask, func() { all = append(all, b.Infos...) })
+	return all, err
+}
 
 // Copy copies the part. An error of show ends the shard.
 func (b *Schedules[T]) Copy(s *engine.State, show func(*recurrence.Schedule) (T, error)) {

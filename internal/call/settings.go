@@ -55,6 +55,12 @@ func (b *Configure) Decide(s *engine.State) (v engine.Verdict, err error) {
 	return engine.Decided, err
 }
 
+// HasPolicy reports whether the settings have what older formats do not.
+func (b *Configure) HasPolicy() bool {
+	c, err := engine.ParseSettings(b.Value)
+	return err == nil && c.Settings.HasPolicy()
+}
+
 func (b *Configure) Append(dst []byte) []byte {
 	return wire.AppendBytes(wire.AppendBytes(dst, b.Queue), b.Value)
 }

@@ -18,8 +18,26 @@ type Stats struct {
 	from   engine.CountsCursor // where this part begins
 }
 
-// Next prepares to copy the next part.
-func (b *Stats) Next() { b.Counts, b.from = b.Counts[:0], b.CountsCursor }
+// next prepares to copy the next part.
+func (b *Stats) next() { b.Counts, b.from = b.Counts[:0], b.CountsCursor }
+
+// All copies the counts of all queues of a shard, part by part: ask carries out b there, add gets
+// the counts of each part.
+func (b *Stats) All(ask func() error, add func([]engine.QueueCounts)) error {
+	return inParts(&b.More, b.next, ask, func() { add(b.Counts) })
+}
+
+// inParts asks for an answer part by part.
+func inParts(more *bool, next func(), ask func() error, add func()) error {
+	for *more = true; *more; {
+		next()
+		if err := ask(); err != nil {
+			return err
+		}
+		add()
+	}
+	return nil
+}
 
 func (b *Stats) Decide(s *engine.State) (engine.Verdict, error) {
 	b.Counts, b.More = s.Names.Counts(&b.CountsCursor, StatsStep, b.Counts)

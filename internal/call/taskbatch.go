@@ -19,7 +19,7 @@ import (
 // BatchPart is the tasks of a batch that one shard stores in one commit.
 type BatchPart struct {
 	Shard int
-	Tasks []int // indexes, in ascending order
+	Tasks []int // indexes, in ascending order; nil: all of the batch
 	level int   // more than the levels of the parts that it waits for
 	again bool  // some of them would be stored again if the batch were
 }
@@ -116,6 +116,43 @@ func (p *BatchPart) Append(into, all []engine.NewTask, stored func(i int) keys.I
 	}
 	findTwins(into)
 	return into
+}
+
+// At returns the index in the batch of the part's i-th task.
+func (p *BatchPart) At(i int) int {
+	if p.Tasks == nil {
+		return i
+	}
+	return p.Tasks[i]
+}
+
+// BatchErrors are the errors of the N tasks of a batch, by index.
+type BatchErrors struct {
+	N    int
+	Errs []error // nil: no task has failed
+}
+
+// Set sets the error of a task, unless it has one.
+func (e *BatchErrors) Set(task int, err error) {
+	if e.Errs == nil {
+		e.Errs = make([]error, e.N)
+	}
+	if e.Errs[task] == nil {
+		e.Errs[task] = err
+	}
+}
+
+// Fail sets the error of all tasks of parts.
+func (e *BatchErrors) Fail(parts []BatchPart, err error) {
+	for i := range parts {
+		n := len(parts[i].Tasks)
+		if parts[i].Tasks == nil {
+			n = e.N
+		}
+		for task := range n {
+			e.Set(parts[i].At(task), err)
+		}
+	}
 }
 
 // siblingsOf returns the tasks of its batch that a task waits for, in the order of its parents. One

@@ -3,6 +3,7 @@ package cluster
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"time"
@@ -15,6 +16,14 @@ type Answer struct {
 	Node string
 	Body []byte
 	Err  error // why there is no answer: the node may have got the question nevertheless
+}
+
+// Read decodes an answer in JSON.
+func (a *Answer) Read(v any) error {
+	if a.Err != nil {
+		return a.Err
+	}
+	return json.Unmarshal(a.Body, v)
 }
 
 // AskNodes asks all other members of any group, as far as this node knows, and returns their

@@ -43,6 +43,7 @@ type logRoom struct {
 	asking atomic.Bool   // a goroutine asks; a disk that hangs is asked once
 	tight  atomic.Uint64 // free bytes while space must be reclaimed; 0: it need not be
 	free   atomic.Uint64 // free bytes at the last question; MaxUint64: not known
+	total  atomic.Uint64 // bytes of the disk at the last question; 0: not known
 }
 
 // errNoRoom is made once: a leader tries again and again.
@@ -95,6 +96,7 @@ func (d *logRoom) measure(now int64) {
 		usage.AvailBytes = math.MaxUint64
 	}
 	d.free.Store(usage.AvailBytes)
+	d.total.Store(usage.TotalBytes)
 	if !full {
 		d.next.Store(now + store.LookEvery)
 	}
@@ -156,6 +158,16 @@ func (n *Node) diskRoom() diskRoom {
 		r.shortage = 4
 	}
 	return r
+}
+
+// diskBytes is the size of this node's disk and how much of it is free, as of the last measurement;
+// 0: not known, as without a limit, since then the disk is not measured.
+func (n *Node) diskBytes() (free, total int64) {
+	d := n.room
+	if n.c.HidesRoom || d.least == 0 || d.free.Load() == math.MaxUint64 {
+		return 0, 0
+	}
+	return int64(d.free.Load()), int64(min(d.total.Load(), math.MaxInt64))
 }
 
 func (r diskRoom) append(dst []byte) []byte {

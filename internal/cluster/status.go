@@ -56,6 +56,8 @@ type ReplicaStatus struct {
 	ClockAhead time.Duration
 	// Stalled is how long its log, or its store of the shard, has not answered; 0: they do.
 	Stalled time.Duration
+	// FreeBytes and DiskBytes are of the node's disk, as measured last; 0: not known.
+	FreeBytes, DiskBytes int64
 }
 
 // statusTimeout bounds how long ClusterStatus waits for a node.
@@ -181,6 +183,7 @@ type replicaState struct {
 	Failed                        bool
 	Drained                       bool          // of the node
 	Stalled                       time.Duration // of the log, or the store
+	FreeBytes, DiskBytes          int64         `json:",omitempty"` // of the node's disk; 0: not known
 	Unsteady                      bool          // either is stalled, or was a moment ago
 	Placed                        string        // the node that must lead, by hand, if this one serves
 	Format, Newest                int           // of the store; the newest of the node's build, 0: the first
@@ -222,6 +225,7 @@ func (rs *ReplicaStatus) fill(a *nodeAnswer, sh *ShardStatus) {
 	rs.NewestFormat, sh.Format = s.Newest, max(sh.Format, s.Format)
 	rs.Serves, rs.Term, rs.LastIndex, rs.Committed, rs.Applied = s.Serves, s.Term, s.LastIndex, s.Committed, s.Applied
 	rs.LastContact, rs.Drained, rs.ClockAhead, rs.Stalled = s.LastContact, s.Drained, a.ahead, s.Stalled
+	rs.FreeBytes, rs.DiskBytes = s.FreeBytes, s.DiskBytes
 	if s.Leader && s.Term >= sh.Term {
 		sh.Leader, sh.Placed = rs.Node, s.Placed
 	} else if s.Term > sh.Term {
@@ -275,11 +279,13 @@ func (n *Node) stateOf(ctx context.Context, p Peer) ([]replicaState, error) {
 // state is the states of this node's replicas.
 func (n *Node) state() []replicaState {
 	states, drained := make([]replicaState, len(n.groups)), n.drained()
+	free, total := n.diskBytes()
 	for i, g := range n.groups {
 		s := &states[i]
 		s.Leader, s.Serves = g.raft.State() == raft.Leader, g.leads()
 		s.Failed, s.Drained, s.Wall = g.Failure() != nil, drained, n.wallMillis()
 		s.Stalled, s.Unsteady = g.stalledFor(), g.isUnsteady()
+		s.FreeBytes, s.DiskBytes = free, total
 		if s.Serves {
 			s.Placed = *g.placement.Load()
 		}

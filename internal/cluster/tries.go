@@ -36,10 +36,15 @@ func (t *Tries) Failed(ctx context.Context, err error, repeatable bool, change <
 
 // weigh returns the meaning of the error of a try, together with the tries before.
 func (t *Tries) weigh(ctx context.Context, err error) error {
+	uncertain := errors.Is(err, base.ErrUncertain)
+	if t.Group.node.ctx.Err() != nil && !IsRemoval(err) { // a call may meet the end of a connection before that of the node
+		notLeader := errors.Is(err, base.ErrNotLeader)
+		if t.Reads && (uncertain || notLeader) || notLeader && !uncertain && t.doubt == nil {
+			return base.ErrClosed
+		}
+	}
 	switch {
-	case errors.Is(err, base.ErrUncertain) && t.Reads && t.Group.node.ctx.Err() != nil:
-		return base.ErrClosed
-	case errors.Is(err, base.ErrUncertain):
+	case uncertain:
 		t.doubt = err
 	case t.doubt == nil:
 	case !wasResolved(err) || ctx.Err() != nil && errors.Is(err, ctx.Err()):

@@ -355,6 +355,41 @@ func TestClose(t *testing.T) {
 	}
 }
 
+// TestCloseLeavesNothing: a shard that closes withdraws its heads, and passes on the places that
+// are kept for it.
+func TestCloseLeavesNothing(t *testing.T) {
+	board, slow, gates := new(Board), new(SlowStart), NewGates()
+	var shards [2]*Dispatcher
+	var ports [2]*port
+	var queues [2]*Queue
+	for i := range shards {
+		d, p := newDispatcher(t)
+		d.index, d.shards, d.gates = i, len(shards), gates
+		d.Join(board, slow, time.Minute)
+		d.produceOne(t, "a")
+		q := d.Of(d.rules.Names.QueueNamed("a"))
+		q.Configured = engine.Configured{Version: 1, Settings: &record.Settings{Concurrency: 1}}
+		d.limit(q, true)
+		d.Publish(q.Queue)
+		shards[i], ports[i], queues[i] = d, p, q
+	}
+	closing, stays, q := shards[0], shards[1], queues[1]
+	require.True(t, stays.passGate(q))
+	closing.isServing, stays.isServing = true, true // waiting claims
+	require.False(t, closing.mayPass(queues[0]))
+	stays.leaveGate(q)
+	require.Equal(t, 1, ports[0].opened)
+	require.False(t, stays.mayPass(q), "the place is kept for the other shard")
+	require.Equal(t, engine.Rank(0), stays.highestElsewhere(q))
+	opened := ports[1].opened
+	closing.Close(nil, nil)
+	require.Equal(t, opened+1, ports[1].opened)
+	require.True(t, stays.mayPass(q))
+	require.Zero(t, stays.highestElsewhere(q))
+	stays.Close(nil, nil)
+	requireEmptyBoard(t, board)
+}
+
 // TestWaitList: for all sequences of pushes, pops and given-up claims, the list pops the good
 // tickets in order. Its length is at most twice their number plus a constant.
 func TestWaitList(t *testing.T) {

@@ -57,6 +57,11 @@ func (c *Claim) AppendReply(dst []byte) []byte {
 		dst = wire.AppendUint(dst, g.Deadline)
 		dst = wire.AppendBytes(dst, g.Rec)
 	}
+	if slices.ContainsFunc(c.Grants, func(g engine.Grant) bool { return g.Timeout != 0 }) {
+		for i := range c.Grants {
+			dst = wire.AppendUint(dst, c.Grants[i].Timeout)
+		}
+	}
 	return dst
 }
 
@@ -74,6 +79,11 @@ func (c *Claim) ReadReply(r *wire.Reader) {
 		g.LaneKey, g.Attempt, g.Wait = last, uint32(counts), uint32(counts>>32)
 		g.Deadline, g.Rec = r.Uint(), r.Bytes()
 		c.Grants = append(c.Grants, g)
+	}
+	if r.Len() > 0 { // policies of queues set some
+		for i := range c.Grants {
+			c.Grants[i].Timeout = r.Uint()
+		}
 	}
 }
 

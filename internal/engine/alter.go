@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
@@ -29,7 +30,7 @@ const (
 var alterations = [endOfAlterations]func(s *State, at *located, arg *AlterTo) error{
 	AlterPriority: (*State).setPriority,
 	AlterRunAt:    (*State).setRunAt,
-	AlterRedrive:  func(s *State, at *located, _ *AlterTo) error { return s.redrive(at) },
+	AlterRedrive:  (*State).redrive,
 	AlterCancel:   func(s *State, at *located, _ *AlterTo) error { return s.cancelUnended(at) },
 	AlterForget:   func(s *State, at *located, _ *AlterTo) error { return s.forgetEnded(at) },
 	AlterMove:     (*State).moveTo,
@@ -40,20 +41,24 @@ func (how Alteration) Exists() bool { return how < endOfAlterations && alteratio
 
 // AlterTo has the arguments of an alteration.
 type AlterTo struct {
-	Arg   uint64 // a priority, or a time, ms
-	Queue string // the new queue of a task
+	Arg    uint64         // a priority, or a time, ms
+	Queue  string         // the new queue of a task
+	Step   string         // the handler of a dead letter runs it, and those after it, again; "": none
+	Signal *record.Signal // in place of an alteration
 }
 
-// Alter alters a task.
-func (s *State) Alter(id keys.ID, how Alteration, arg uint64) (Verdict, error) {
+// Alter alters a task, or gives it a signal.
+func (s *State) Alter(id keys.ID, how Alteration, to AlterTo) (Verdict, error) {
 	at, v, err := s.find(id)
 	switch {
 	case at == nil:
 		return v, err
+	case to.Signal != nil:
+		return Decided, s.signal(at, *to.Signal)
 	case s.Ties.isTelling(id):
 		return Decided, ErrNoRoom
 	}
-	return Decided, alterations[how](s, at, &AlterTo{Arg: arg})
+	return Decided, alterations[how](s, at, &to)
 }
 
 func (s *State) setPriority(at *located, to *AlterTo) error {
@@ -65,7 +70,13 @@ func (s *State) setPriority(at *located, to *AlterTo) error {
 	}
 	l := s.Names.lane(LaneKey{at.lane.queue.Name, at.lane.Tenant, uint8(to.Arg)})
 	s.withdraw(at) // a suspect keeps its place of the slow start
-	rec := at.rec.Encode()
+	s.placeAgain(l, at, at.rec.Encode())
+	return nil
+}
+
+// placeAgain is the opposite of withdraw for a waiting task, which may have another record, or
+// another lane of its queue: it waits as before.
+func (s *State) placeAgain(l *Lane, at *located, rec []byte) {
 	switch at.state {
 	case Ready:
 		s.Names.place(l, keys.MovedSince(keys.SinceMillis(at.place.At)), at.id, rec)
@@ -78,7 +89,6 @@ func (s *State) setPriority(at *located, to *AlterTo) error {
 	default:
 		s.Ties.blockAgain(l, at, rec)
 	}
-	return nil
 }
 
 func (s *State) setRunAt(at *located, to *AlterTo) error {
@@ -101,9 +111,16 @@ func (s *State) setRunAt(at *located, to *AlterTo) error {
 	return nil
 }
 
-func (s *State) redrive(at *located) error {
+func (s *State) redrive(at *located, to *AlterTo) error {
 	if at.state != Dead {
-		return notDead(at)
+		return fmt.Errorf("%w: %s is %v, not dead", base.ErrNotFound, keys.FormatID(at.id), at.state)
+	}
+	if to.Step != "" {
+		from := slices.IndexFunc(at.rec.Kept, func(step record.Step) bool { return step.Name == to.Step })
+		if from < 0 {
+			return &base.Invalid{Field: "RedriveDeadFrom step", Value: to.Step, Limit: "a step of the task"}
+		}
+		at.rec.Kept = at.rec.Kept[:from]
 	}
 	if hash := at.rec.Unique; hash != [keys.UniqueLen]byte{} {
 		holder, taken := s.Ties.holder(hash)
@@ -113,7 +130,7 @@ func (s *State) redrive(at *located) error {
 		if !taken {
 			s.Ties.takeKeyFrom(at.id, &at.rec.Ties, keys.MintedAt(at.id))
 		}
-		at.rec.Flags |= record.HoldsKey
+		at.rec.Flags |= record.KeyFlags(at.rec.Flags)
 	}
 	s.withdraw(at)
 	s.Leases.restoreSteps(at.id, &at.rec)
@@ -181,8 +198,10 @@ func (s *State) moveTo(at *located, to *AlterTo) error {
 		}
 	}
 	rec.Attempts, rec.Leases, rec.Expired, rec.Rewritten, rec.Crashes, rec.Suspect = 0, 0, false, false, 0, false
-	s.Leases.steps.Delete(&s.Group.Writes, at.id, rec.Steps)
-	rec.History, rec.Notes, rec.Steps, rec.Kept = nil, nil, 0, nil
+	rec.RetryFirst = false
+	record.ForgetDeath(rec.Headers)
+	s.Leases.steps.Delete(&s.Group.Writes, at.id, &rec.Head)
+	rec.History, rec.Notes, rec.Kept, rec.Cursors = nil, nil, nil, nil
 	t := NewTask{Key: LaneKey{to.Queue, at.lane.Tenant, at.lane.Priority}}
 	t.Encode(&rec, make([]byte, 0, rec.MaxSize()))
 	s.admit(&t)
@@ -210,7 +229,7 @@ func (s *State) cancel(at *located) {
 	at.rec.Suspect = false
 	s.Suspects.freePlace(at.id)
 	if at.lease != nil {
-		if at.rec.Steps, s.Broken = s.Leases.countSteps(at.lease); s.Broken != nil {
+		if s.Broken = s.Leases.noteSteps(at.lease, &at.rec.Head); s.Broken != nil {
 			return
 		}
 		at.lease.goesOn = at.lease.handled && !at.lease.over
@@ -231,7 +250,7 @@ func (s *State) cancel(at *located) {
 	}
 	ties := at.rec.Ties
 	if retention == 0 {
-		s.Leases.steps.Delete(&s.Group.Writes, at.id, at.rec.Steps)
+		s.Leases.steps.Delete(&s.Group.Writes, at.id, &at.rec.Head)
 	} else if s.Broken = s.Leases.keepSteps(at.id, &at.rec); s.Broken != nil {
 		return
 	}
@@ -248,18 +267,11 @@ func (s *State) cancel(at *located) {
 }
 
 // replace gives a waiting task the contents of a new task. The waiting task keeps its ID and its
-// children. replace returns false if the task does not wait any more.
+// children. replace returns false if the task does not wait any more, or has finished a step.
 // REQUIRES: the task is not moving, or the group has completed it.
 func (s *State) replace(id keys.ID, t *NewTask) bool {
-	if s.Leases.isMoving(id) { // t is its follow-up
-		return false
-	}
-	at, err := s.locate(id)
-	if err != nil {
-		s.Broken = err
-		return false
-	}
-	if at == nil || !at.waiting() {
+	at := s.findWaiting(id)
+	if at == nil || at.rec.Steps > 0 {
 		return false
 	}
 	rec, err := record.Decode(t.Rec)
@@ -268,10 +280,20 @@ func (s *State) replace(id keys.ID, t *NewTask) bool {
 		return false
 	}
 	rec.Parents, rec.OnDead, rec.OnMissing = at.rec.Parents, at.rec.OnDead, at.rec.OnMissing
-	s.Suspects.freePlace(at.id)
+	begun := rec.MaxWait != 0 && at.rec.Leases > 0 // only its contents change: nothing bounds how often
+	switch {
+	case begun:
+		rec.RunAt, rec.Attempts, rec.Error, rec.RetryFirst = at.rec.RunAt, at.rec.Attempts, at.rec.Error, at.rec.RetryFirst
+		rec.Expired, rec.Crashes, rec.Suspect = at.rec.Expired, at.rec.Crashes, at.rec.Suspect
+	case rec.MaxWait != 0:
+		rec.RunAt = min(rec.RunAt, keys.Later(s.mint.Sets.Made(keys.MintedAt(id)), rec.MaxWait))
+		fallthrough
+	default:
+		s.Suspects.freePlace(at.id)
+	}
 	s.withdraw(at)
-	s.Leases.steps.Delete(&s.Group.Writes, id, at.rec.Steps)
-	rec.Leases, rec.Rewritten, rec.History, rec.Notes = at.rec.Leases, true, at.rec.History, at.rec.Notes
+	s.Leases.steps.Delete(&s.Group.Writes, id, &at.rec.Head)
+	rec.Leases, rec.Rewritten, rec.History, rec.Notes = at.rec.Leases, true, at.rec.History, at.rec.Notes.OnlyLogs()
 	rec.Parent = rec.Parent || at.rec.Parent
 	l := s.Names.lane(t.Key)
 	if v, ok := s.Ties.uniques.Get(t.Tied.Unique); ok {
@@ -280,22 +302,100 @@ func (s *State) replace(id keys.ID, t *NewTask) bool {
 	s.Ties.takeKey(id, &t.Tied.Ties)
 	b := rec.Encode()
 	switch {
+	case begun:
+		s.placeAgain(l, at, b)
 	case at.state == Blocked && at.place.At == 0:
 		s.Ties.blockAgain(l, at, b)
 	case rec.RunAt > s.Wall:
 		s.Times.schedule(l, id, rec.RunAt, b)
+	case rec.MaxWait != 0 && at.state == Ready && l == at.lane: // it is not put off among others
+		s.enter(l, keys.MovedSince(keys.SinceMillis(at.place.At)), id, &rec.Head, b)
 	default:
 		s.enter(l, s.mint.Since(), id, &rec.Head, b)
 	}
 	return true
 }
 
+// takeOver takes an idempotency key from a task at work, or one between two steps, if both tasks
+// permit that. Its record does not change: with ReleaseOnClaim it does not have HoldsKey.
+func (s *State) takeOver(id keys.ID, t *NewTask) bool {
+	both := t.Tied.Flags & record.ReleaseOnClaim
+	if both == 0 {
+		return false
+	}
+	if ls := s.Leases.byID[id]; ls != nil {
+		both &= ls.ties.Flags
+	} else if at := s.findWaiting(id); at == nil || at.rec.Steps == 0 {
+		return false
+	} else {
+		both &= at.rec.Flags
+	}
+	v, ok := s.Ties.uniques.Get(t.Tied.Unique)
+	if ok = ok && both != 0; ok {
+		s.Ties.freeKey(t.Tied.Unique, v)
+	}
+	return ok
+}
+
+// findWaiting looks up a task for a new one with its key; nil: the task does not wait. The new one
+// may be its follow-up, so that it is moving.
+func (s *State) findWaiting(id keys.ID) *located {
+	if s.Leases.isMoving(id) {
+		return nil
+	}
+	at, err := s.locate(id)
+	if s.fails(err) || at == nil || !at.waiting() {
+		return nil
+	}
+	return at
+}
+
 func notWaiting(at *located) error {
 	return fmt.Errorf("%w: %s is %v", base.ErrNotWaiting, keys.FormatID(at.id), at.state)
 }
 
-func notDead(at *located) error {
-	return fmt.Errorf("%w: %s is %v, not dead", base.ErrNotFound, keys.FormatID(at.id), at.state)
+// signal gives a signal to an unended task. If the task waits for it, it goes on; otherwise the
+// signal lies beside its record until the task waits for it.
+func (s *State) signal(at *located, signal record.Signal) error {
+	switch {
+	case at.lease == nil && !at.waiting():
+		return fmt.Errorf("%w: %s is %v, and has ended", base.ErrNotFound, keys.FormatID(at.id), at.state)
+	case s.Format < keys.FormatOfSteps:
+		return s.Leases.noSteps()
+	}
+	signals, last, err := s.Leases.signalsOf(at)
+	if s.fails(err) {
+		return nil
+	}
+	if signals.Find(signal.Name) != nil {
+		return &Duplicate{Signal: signal.Name, ID: at.id}
+	}
+	signal.At = s.mint.Now()
+	if signals = append(signals, signal); signals.Sound() != nil {
+		return &base.Invalid{
+			Field: "signals of a task", Value: fmt.Sprintf("%d of %d bytes", len(signals), signals.Size()),
+			Limit: fmt.Sprintf("at most %d of %d bytes", record.MaxSignals, record.MaxSignalBytes),
+		}
+	}
+	steps, h := &s.Leases.steps, &at.rec.Head
+	before := h.Beside
+	h.Beside |= record.HasSignals
+	if last.Kind == record.StepNoSignal && last.Name == signal.Name {
+		h.Beside &^= record.Awaits
+		last.Kind, last.At = record.StepSignal, signal.At
+		last.Result, _ = signals.Take(signal.Name)
+		steps.Add(&s.Group.Writes, at.id, h.Steps-1, &last)
+	}
+	steps.SetSignals(&s.Group.Writes, at.id, signals)
+	switch {
+	case at.lease != nil:
+		s.Leases.stepsOf[at.id] = leaseSteps{int32(h.Steps), h.Beside}
+	case before&^h.Beside != 0 && at.state == Scheduled:
+		s.resumeTask(at)
+	case before != h.Beside:
+		s.rewrite(at)
+	}
+	return nil
 }
 
 // BulkAlteration is an alteration of many tasks.
@@ -324,8 +424,7 @@ func SetOf(states ...TaskState) (set StateSet) {
 // Has reports whether a state is in the set.
 func (set StateSet) Has(s TaskState) bool { return set&(1<<s) != 0 }
 
-// AlterMany continues a BulkAlteration. It leaves out tasks that are not found in one of its
-// states.
+// AlterMany continues a BulkAlteration. It leaves out tasks in other states than its own.
 func (s *State) AlterMany(b *BulkAlteration) (Verdict, error) {
 	for ; b.Next < len(b.IDs) && s.Broken == nil; b.Next++ {
 		id := b.IDs[b.Next]
@@ -339,8 +438,7 @@ func (s *State) AlterMany(b *BulkAlteration) (Verdict, error) {
 		} else {
 			at, err = s.locate(id)
 		}
-		if err != nil {
-			s.Broken = err
+		if s.fails(err) {
 			break
 		}
 		if at == nil || !b.States.Has(at.state) {

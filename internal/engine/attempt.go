@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -17,8 +18,9 @@ import (
 type attemptEnd struct {
 	how     EventKind
 	counted bool
-	suspect bool   // a suspect stays one
-	cause   string // kept with the task; "" keeps the last one
+	suspect bool           // a suspect stays one
+	policy  *record.Policy // of the handler; nil: it has none
+	cause   string         // kept with the task; "" keeps the last one
 }
 
 // complete finishes a task. Its record is read only if it is kept.
@@ -53,13 +55,14 @@ func (s *State) finishAndKeep(ls *lease, retention int64, result []byte) error {
 	if err != nil {
 		return err
 	}
-	if rec.Steps, err = s.Leases.countSteps(ls); err == nil {
+	if err = s.Leases.noteSteps(ls, &rec.Head); err == nil {
 		err = s.Leases.keepSteps(ls.id, &rec)
 	}
 	if err != nil {
 		return err
 	}
 	rec.Attempts, rec.Leases, rec.Suspect = ls.attempts, ls.leases, false
+	rec.Retention, rec.RetryFirst = ls.retention, false
 	s.Leases.noteAttempt(ls, &rec, attemptEnd{how: EventCompleted})
 	s.finish(ls)
 	until := s.retainedUntil(retention)
@@ -74,7 +77,7 @@ func (s *State) finishAndKeep(ls *lease, retention int64, result []byte) error {
 func (le *leases) finishAttempt(ls *lease, end attemptEnd) (record.Record, error) {
 	rec, err := le.recordOf(ls)
 	if err == nil {
-		rec.Steps, err = le.countSteps(ls)
+		err = le.noteSteps(ls, &rec.Head)
 	}
 	if err != nil {
 		return rec, err
@@ -87,7 +90,8 @@ func (le *leases) finishAttempt(ls *lease, end attemptEnd) (record.Record, error
 	if end.cause != "" {
 		rec.Error = record.Clip(end.cause, record.MaxCause)
 	}
-	if end.how == EventRetried && le.config.exhausted(&rec) {
+	rec.RetryFirst = false
+	if end.how == EventRetried && le.config.exhausted(ls, &rec, end.policy) {
 		end.how = EventDeadLettered
 	}
 	le.noteAttempt(ls, &rec, end)
@@ -95,45 +99,103 @@ func (le *leases) finishAttempt(ls *lease, end attemptEnd) (record.Record, error
 }
 
 // retry ends a counted attempt: the task is tried again after a wait, or becomes a dead letter when
-// it has no attempts left. A negative wait stands for the backoff of the options.
-func (s *State) retry(ls *lease, cause string, wait int64) error {
-	rec, err := s.Leases.finishAttempt(ls, attemptEnd{how: EventRetried, counted: true, cause: cause})
+// it has no attempts left. A negative wait stands for the backoff. policy is that of the handler;
+// nil: it has none.
+func (s *State) retry(ls *lease, policy *record.Policy, cause string, wait int64) error {
+	rec, err := s.Leases.finishAttempt(ls, attemptEnd{how: EventRetried, counted: true, policy: policy, cause: cause})
 	if err != nil {
 		return err
 	}
-	if s.config.exhausted(&rec) {
+	if s.config.exhausted(ls, &rec, policy) {
 		s.toDeadLetter(ls, &rec)
 		return nil
 	}
+	queue := &ls.lane.queue.Settings.Policy
+	if policy == nil {
+		policy = queue
+	}
 	if wait < 0 {
-		wait = int64(record.Millis(s.config.Backoff(int(rec.Attempts), s.mint.Rand.Float64())))
+		wait = int64(record.Millis(s.backoff(int(rec.Attempts), policy, queue)))
 	}
 	s.Names.emit(EventRetried, ls.lane, ls.id, rec.Attempts, rec.Error)
+	rec.RetryFirst = (policy.RetryFirst || queue.RetryFirst) && s.Format >= keys.FormatOfSteps
 	s.postpone(ls, &rec, uint64(wait))
 	return nil
 }
 
-// exhausted reports whether a task has no attempt left.
-func (c *Config) exhausted(rec *record.Record) bool {
-	return rec.Attempts >= c.maxAttempts(rec) || c.crashedTooOften(rec)
+// backoff returns the wait after an attempt, by the first policy that sets it, or the options.
+func (s *State) backoff(attempt int, policies ...*record.Policy) time.Duration {
+	chance := s.mint.Rand.Float64()
+	for _, p := range policies {
+		if wait, ok := p.Delay(attempt, chance); ok {
+			return wait
+		}
+	}
+	return s.config.Backoff(attempt, chance)
 }
 
-func (c *Config) maxAttempts(rec *record.Record) uint32 {
-	if rec.MaxAttempts != 0 {
-		return rec.MaxAttempts
+// exhausted reports whether a task has no attempt left.
+func (c *Config) exhausted(ls *lease, rec *record.Record, policy *record.Policy) bool {
+	most := c.maxAttempts(ls, rec, policy)
+	return rec.Attempts >= most || crashedTooOften(rec, most)
+}
+
+// maxAttempts returns how often a task is tried: by itself, its handler, its queue, or the options.
+func (c *Config) maxAttempts(ls *lease, rec *record.Record, handler *record.Policy) uint32 {
+	queue := &ls.lane.queue.Settings.Policy
+	if handler == nil {
+		handler = queue
 	}
-	return uint32(c.MaxAttempts)
+	return cmp.Or(rec.MaxAttempts, uint32(handler.MaxAttempts), uint32(queue.MaxAttempts), uint32(c.MaxAttempts))
 }
 
 // postpone returns a leased task that has to wait. Without a wait it becomes ready now, behind the
-// tasks that are ready already.
+// tasks that are ready already, or before them.
 func (s *State) postpone(ls *lease, rec *record.Record, wait uint64) {
 	s.unlease(ls)
 	if wait == 0 {
-		s.Names.place(ls.lane, s.mint.Since(), ls.id, rec.Encode())
+		since := s.mint.Since()
+		if rec.RetryFirst {
+			since = keys.FrontSince(ls.id)
+		}
+		s.Names.place(ls.lane, since, ls.id, rec.Encode())
 		return
 	}
 	s.Times.scheduleWait(ls.lane, ls.id, s.after(wait), rec.Encode())
+}
+
+// The shortest and the longest wait of a task that no handler knows, ms.
+const minUnhandled, maxUnhandled = 1000, 60_000
+
+// unhandled postpones a leased task without a handler for as long as it has gone without one so
+// far. If that is bound ms or more, it becomes a dead letter; 0: never.
+func (s *State) unhandled(ls *lease, bound uint64, cause string) error {
+	rec, err := s.Leases.finishAttempt(ls, attemptEnd{how: eventUnhandled})
+	if err != nil {
+		return err
+	}
+	rec.Attempts = ls.attempts - 1 // also if it is overdue
+	q := ls.lane.queue
+	s.Names.touch(q)
+	q.totals.All[keys.Unhandled]++
+	q.totals.OfDay[keys.Unhandled]++
+	if s.Wanted>>eventUnhandled&1 != 0 {
+		s.collect(eventUnhandled, ls.lane, ls.id, rec.Attempts, "")
+	}
+	last := rec.History.Last()
+	waited := last.End - last.Start
+	if bound > 0 && waited >= bound {
+		last.Become(uint8(EventDeadLettered), cause)
+		rec.Error = record.Clip(cause, record.MaxCause)
+		s.toDeadLetter(ls, &rec)
+		return nil
+	}
+	wait := min(max(waited, minUnhandled), maxUnhandled)
+	if bound > 0 {
+		wait = min(wait, bound-waited)
+	}
+	s.postpone(ls, &rec, wait)
+	return nil
 }
 
 // causeOverdue is the error of a task with a handler that was still running after the Timeout.
@@ -152,8 +214,7 @@ func (s *State) countOverdue(ls *lease) error {
 	return nil
 }
 
-// giveBack returns a leased task to its place in its lane: its record is rewritten there. A suspect
-// waits for its start.
+// giveBack writes a leased task to its place in its lane. A suspect waits for its start.
 func (s *State) giveBack(ls *lease, rec *record.Record) {
 	s.Suspects.freePlace(ls.id)
 	s.endLease(ls)
@@ -164,7 +225,7 @@ func (s *State) giveBack(ls *lease, rec *record.Record) {
 		return
 	}
 	b := rec.Encode()
-	s.Group.put(ls.id, ls.lane, keys.Place{Range: keys.Task, Group: ls.lane.number, At: ls.since}, b)
+	s.Group.Put(ls.id, ls.lane, keys.Place{Range: keys.Task, Group: ls.lane.number, At: ls.since}, b)
 	s.Group.SetTask(ls.lane.number, ls.since, ls.id, b)
 	s.Names.offer(ls.lane, ready.Item{Pos: ready.Pos{Since: ls.since, ID: ls.id}, Record: b})
 }
@@ -172,8 +233,7 @@ func (s *State) giveBack(ls *lease, rec *record.Record) {
 // returnTask gives a task back. The attempt does not count.
 func (s *State) returnTask(ls *lease, cause string) {
 	rec, err := s.Leases.finishAttempt(ls, attemptEnd{how: EventReleased, suspect: true, cause: cause})
-	if err != nil {
-		s.Broken = err
+	if s.fails(err) {
 		return
 	}
 	s.Names.emit(EventReleased, ls.lane, ls.id, rec.Attempts, "")
@@ -205,6 +265,9 @@ func (s *State) toDeadLetter(ls *lease, rec *record.Record) {
 		s.Ties.releaseParents(ls.id, until)
 	}
 	s.end(ls.lane.queue, ls.id, &ties, Outcome{State: Dead, LastError: rec.Error, Attempts: int(rec.Attempts)})
+	if set.DeadLetterQueue != "" {
+		s.followDeath(ls, rec)
+	}
 }
 
 // expire takes back a task after its lease has expired. The attempt counts. The task keeps its
@@ -235,12 +298,11 @@ func (s *State) expire(ls *lease) {
 		return
 	}
 	rec, err := s.Leases.finishAttempt(ls, attemptEnd{how: EventExpired, counted: true, suspect: true, cause: "lease expired"})
-	if err != nil {
-		s.Broken = err
+	if s.fails(err) {
 		return
 	}
 	s.Names.emit(EventExpired, ls.lane, ls.id, rec.Attempts, "")
-	if s.config.exhausted(&rec) {
+	if s.config.exhausted(ls, &rec, nil) {
 		rec.Suspect = false
 		s.toDeadLetter(ls, &rec)
 		return
@@ -300,8 +362,8 @@ func (le *leases) recordOf(ls *lease) (record.Record, error) {
 	var err error
 	if len(ls.copied) > 0 {
 		b = ls.copied
-	} else if t := le.Group.find(ls.id); t != nil {
-		b = t.rec
+	} else if t := le.Group.Find(ls.id); t != nil {
+		b = t.Rec
 	} else {
 		le.scratch = keys.AppendTask(le.scratch[:0], ls.lane.number, ls.since, ls.id)
 		if b, err = le.Lookup(le.scratch); err == nil && b == nil {
@@ -318,15 +380,10 @@ func (le *leases) recordOf(ls *lease) (record.Record, error) {
 	return rec, nil
 }
 
-// isRewritten reports whether the group rewrites the record of a leased task, or adds children to
-// it.
+// isRewritten reports whether the group rewrites the record of a leased task, or adds its children.
 func (le *leases) isRewritten(id keys.ID) bool {
 	g := &le.Group
-	if len(g.changed)+len(g.parents) == 0 {
-		return le.steps.HasAdded(id)
-	}
-	_, ok := g.changed[id]
-	return ok || g.hasChildren(id) || le.steps.HasAdded(id)
+	return g.HasAny() && (g.IsChanged(id) || g.HasChildren(id)) || le.steps.HasAdded(id)
 }
 
 // reapLeases ends expired leases, and stores the clock of leases if it is time.
@@ -344,6 +401,7 @@ type Grant struct {
 	Attempt  uint32
 	Wait     uint32 // for how long the task was ready, ms; at most 49 days
 	Deadline uint64 // wall clock, ms
+	Timeout  uint64 // of a task that has none, ms; 0: none
 	Rec      []byte
 }
 
@@ -380,8 +438,8 @@ func (s *State) Grant(l *Lane, duration uint64, to Holder, grants []Grant) ([]Gr
 		}
 		ls.leases, ls.attempts = head.Leases+1, head.Attempts+1
 		ls.rewritten, ls.retention, ls.suspect = head.Rewritten, head.Retention, head.Suspect
-		if head.Steps > 0 {
-			s.Leases.stepsOf[it.ID] = int32(head.Steps)
+		if head.Steps > 0 || head.Beside != 0 {
+			s.Leases.stepsOf[it.ID] = leaseSteps{int32(head.Steps), head.Beside &^ record.Awaits}
 		}
 		s.Ties.tieLease(ls, &head)
 	}
@@ -411,12 +469,8 @@ func (s *State) Grant(l *Lane, duration uint64, to Holder, grants []Grant) ([]Gr
 	}
 	s.Names.touch(q)
 	return append(grants, Grant{
-		Receipt:  ls.receipt(),
-		LaneKey:  &l.LaneKey,
-		Attempt:  ls.attempts,
-		Wait:     s.mint.Age(it.Since),
-		Deadline: s.Wall + ls.duration,
-		Rec:      it.Record,
+		Receipt: ls.receipt(), LaneKey: &l.LaneKey, Attempt: ls.attempts, Wait: s.mint.Age(it.Since), Deadline: s.Wall + ls.duration,
+		Timeout: q.timeout, Rec: it.Record,
 	}), nil
 }
 
@@ -435,7 +489,7 @@ func (ti *ties) tieLease(ls *lease, head *record.Head) {
 // the task.
 func (le *leases) noteAttempt(ls *lease, rec *record.Record, end attemptEnd) {
 	if ls.notes != nil {
-		rec.Notes = ls.notes
+		rec.Notes = ls.notes.After(rec.Notes)
 	}
 	if rec.History == nil {
 		rec.History = new(record.History)
@@ -448,7 +502,7 @@ func (le *leases) noteAttempt(ls *lease, rec *record.Record, end attemptEnd) {
 	if end.how != EventExpired || end.cause == causeCrash {
 		a.Error = end.cause
 	}
-	if end.how == EventSuspended && rec.History.Fold(a) {
+	if (end.how == eventSuspended || end.how == eventUnhandled) && rec.History.Fold(a) {
 		return
 	}
 	rec.History.Add(a)

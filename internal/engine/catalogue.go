@@ -14,6 +14,7 @@ import (
 	"codeq/internal/container/numset"
 	"codeq/internal/container/recent"
 	"codeq/internal/keys"
+	"codeq/internal/record"
 	"codeq/internal/store"
 )
 
@@ -124,6 +125,32 @@ func (ns *names) hasLanes(tasks int) error {
 	return nil
 }
 
+// canHave refuses tasks if the lanes might run out, or the shard's format is too old for one.
+func (ns *names) canHave(tasks []NewTask) error {
+	if ns.Format < keys.FormatOfKinds {
+		for i := range tasks {
+			if err := ns.knows(tasks[i].Rec); err != nil {
+				return err
+			}
+		}
+	}
+	return ns.hasLanes(len(tasks))
+}
+
+// knows refuses a record that the shard's format is too old for.
+func (ns *names) knows(rec []byte) error {
+	if ns.Format >= keys.FormatOfKinds {
+		return nil
+	}
+	what := "kinds of tasks"
+	if record.HasNewKey(rec) {
+		what = "keys with MaxWait or ReleaseOnClaim"
+	} else if !record.HasKind(rec) {
+		return nil
+	}
+	return fmt.Errorf("%w: the shard has format %d, and %s need %d", base.ErrFormat, ns.Format, what, keys.FormatOfKinds)
+}
+
 // laneNumbered returns the lane that a stored task names.
 func (ns *names) laneNumbered(n uint32) (*Lane, error) {
 	if l := ns.lanes.At(int(n)); l != nil {
@@ -162,25 +189,10 @@ func (ns *names) laneNumbered(n uint32) (*Lane, error) {
 	return l, nil
 }
 
-// laneEntry reads the catalogue's entry of a number; the error is pebble.ErrNotFound if there is
-// none.
+// laneEntry is Reads.LaneEntry.
 func (ns *names) laneEntry(n uint32) (LaneKey, error) {
-	b, err := ns.Lookup(keys.AppendNumbered(nil, keys.Lane, n))
-	if err == nil && b == nil {
-		err = pebble.ErrNotFound
-	}
-	if err != nil {
-		return LaneKey{}, err
-	}
-	v, err := keys.ParseLaneValue(b)
-	if err != nil {
-		return LaneKey{}, fmt.Errorf("%w: lane %d: %w", base.ErrCorrupt, n, err)
-	}
-	name, err := ns.Lookup(keys.AppendNumbered(nil, keys.Queue, v.Queue))
-	if err == nil && name == nil {
-		err = fmt.Errorf("%w: queue %d of lane %d is missing", base.ErrCorrupt, v.Queue, n)
-	}
-	return LaneKey{string(name), v.Tenant, v.Priority}, err
+	queue, v, err := ns.LaneEntry(n)
+	return LaneKey{queue, v.Tenant, v.Priority}, err
 }
 
 // originQueue returns the queue of a task at its production, by the lane in its ID; nil if that

@@ -191,14 +191,14 @@ func (c *checker) settings() error {
 			c.report("settings up to version %d are removed, on disk %d: %v", c.state.Names.Given, given.Version, err)
 		}
 	}
-	for place, q := range c.state.Names.settled.queues.All() {
+	for place, q := range c.state.Names.settled.All() {
 		if q != nil && (q.Version == 0 || q.settledAt != place) {
 			c.report("queue %q has place %d among those with settings, which is %d", q.Name, place, q.settledAt)
 		}
 	}
 	for name, q := range c.state.Names.Queues {
 		value := stored[name]
-		if q.Version > 0 && c.state.Names.settled.queues.At(q.settledAt) != q {
+		if q.Version > 0 && c.state.Names.settled.At(q.settledAt) != q {
 			c.report("queue %q is not among those with settings", name)
 		}
 		delete(stored, name)

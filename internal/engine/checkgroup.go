@@ -20,8 +20,8 @@ func (q *Queue) assertCounts() {
 		}
 	}
 	for k, b := range q.buckets {
-		if b.size > *c.Ended(k.prefix) {
-			base.Violated("queue %q has %d tasks in bucket %+v, and the counts %+v", q.Name, b.size, k, *c)
+		if b.Size > *c.Ended(k.prefix) {
+			base.Violated("queue %q has %d tasks in bucket %+v, and the counts %+v", q.Name, b.Size, k, *c)
 		}
 	}
 }

@@ -73,9 +73,15 @@ func (c *checker) leases() error {
 	for id := range valid {
 		c.report("lease of %s is valid on disk only", id)
 	}
-	for id, n := range s.Leases.stepsOf {
-		if steps, err := store.StepsOf(c.disk, id); s.Leases.byID[id] == nil || n >= 0 && len(steps) != int(n) || err != nil {
-			c.report("task %s has %d steps, on disk %d: %v", id, n, len(steps), err)
+	for id, of := range s.Leases.stepsOf {
+		if steps, err := store.StepsOf(c.disk, id); s.Leases.byID[id] == nil || of.steps >= 0 && len(steps) != int(of.steps) || err != nil {
+			c.report("task %s has %+v, on disk %d steps: %v", id, of, len(steps), err)
+		}
+		if signals, err := store.SignalsOf(c.disk, id); len(signals) > 0 && of.beside&record.HasSignals == 0 || err != nil {
+			c.report("task %s has %+v, on disk %d signals: %v", id, of, len(signals), err)
+		}
+		if cursors, err := store.CursorsOf(c.disk, id); len(cursors) > 0 && of.beside&record.HasCursors == 0 || err != nil {
+			c.report("task %s has %+v, on disk %d cursors: %v", id, of, len(cursors), err)
 		}
 	}
 	if n := s.Leases.wheel.Len(); n != len(s.Leases.byID)+len(s.Leases.orphans) {
@@ -154,11 +160,11 @@ func (c *checker) leaseClock() error {
 		}
 		stored = v.Clock
 	}
-	if stored != s.Leases.clock.stored || b != nil && !s.config.Replicated {
-		c.report("the clock of leases is %x on disk, and %d was stored", b, s.Leases.clock.stored)
+	if stored != s.Leases.clock.Stored || b != nil && !s.config.Replicated {
+		c.report("the clock of leases is %x on disk, and %d was stored", b, s.Leases.clock.Stored)
 	}
-	if now := s.Leases.leaseClock(); s.config.Replicated && (now < stored || s.Leases.all.Len() > 0 && !s.Leases.clock.begun) {
-		c.report("the clock of leases is at %d, on disk at %d, stored by this leader: %t", now, stored, s.Leases.clock.begun)
+	if now := s.Leases.leaseClock(); s.config.Replicated && (now < stored || s.Leases.all.Len() > 0 && !s.Leases.clock.Begun) {
+		c.report("the clock of leases is at %d, on disk at %d, stored by this leader: %t", now, stored, s.Leases.clock.Begun)
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"errors"
 
 	"codeq/internal/keys"
@@ -64,13 +65,13 @@ func (c *checker) recurring() error {
 	return nil
 }
 
-// buckets: their sizes are those on disk.
+// buckets: their sizes and counts are those on disk, and so are the kinds of errors.
 func (c *checker) buckets() error {
 	type place struct {
 		queue uint32
 		bucketKey
 	}
-	held := make(map[place]uint64)
+	held := make(map[place]*bucket)
 	for _, q := range c.state.Names.numbers.All() {
 		if q == nil {
 			continue
@@ -79,7 +80,13 @@ func (c *checker) buckets() error {
 			if b.queue != q || b.bucketKey != k || b.touched {
 				c.report("bucket %+v of queue %q is %+v", k, q.Name, b)
 			}
-			held[place{q.Number, k}] = b.size
+			held[place{q.Number, k}] = b
+			if n := b.Counted(); n > b.Size || n < b.Size && !b.uncounted && k.prefix == keys.Dead {
+				c.report("bucket %+v of queue %q has kinds for %d of %d tasks", k, q.Name, n, b.Size)
+			}
+		}
+		if q.kinds != nil {
+			c.errs = append(c.errs, q.kinds.Check(c.disk, q.Number)...)
 		}
 	}
 	err := store.Scan(c.disk, keys.Buckets, func(key, value []byte) error {
@@ -87,10 +94,9 @@ func (c *checker) buckets() error {
 		if err != nil {
 			return err
 		}
-		size, err := keys.ParseNumber(value)
 		k := place{number, bucketKey{prefix, until}}
-		if got, ok := held[k]; !ok || got != size {
-			c.report("bucket %+v has size %d (%t), on disk %d", k, got, ok, size)
+		if got := held[k]; got == nil || !bytes.Equal(got.Append(nil), value) {
+			c.report("bucket %+v is %+v, on disk %x", k, got, value)
 		}
 		delete(held, k)
 		return err

@@ -20,8 +20,8 @@ type commitGroup struct {
 	Trimmed   bool           // consumed parts of lanes are deleted
 	unclocked bool           // counters are deleted: store the clock under queue 0
 
-	uncommitted
-	checked int // so many of tasks were checked: the removals among them are in uncommitted
+	store.Uncommitted[*Lane]
+	checked int // so many of tasks were checked: the removals among them are in Uncommitted
 }
 
 // GroupBytes limits what operations of callers add to a group: a larger batch gains nothing.
@@ -41,15 +41,14 @@ func (g *commitGroup) Entries() int { return int(g.Batch.Count()) + g.tasks.Len(
 // hasChanged reports whether disk does not have the latest state of a task yet.
 func (g *commitGroup) hasChanged(id keys.ID) bool {
 	g.noteRemoved()
-	_, ok := g.changed[id]
-	return ok
+	return g.IsChanged(id)
 }
 
 // noteRemoved adds the tasks that are removed to those that have changed.
 func (g *commitGroup) noteRemoved() {
 	for ; g.checked < g.tasks.Len(); g.checked++ {
 		if id, rec := g.tasks.At(g.checked); rec == nil {
-			g.change(id)
+			g.Change(id)
 		}
 	}
 }
@@ -118,71 +117,7 @@ func (g *commitGroup) Clear() {
 	g.tasks.Clear()
 	g.granted = g.granted[:0]
 	g.finished, g.Touched, g.buckets = g.finished[:0], g.Touched[:0], g.buckets[:0]
-	g.uncommitted.clear()
+	g.Forget()
 	g.checked, g.Ranged, g.Trimmed = 0, false, false
 	g.Batch.Reset()
-}
-
-// uncommitted has the changes of the current group to the tasks that it moves or rewrites, off the
-// hot path: disk shows them only after the group has persisted. An operation on such a task uses
-// the place that is known here. If none is known, the operation is resolved in the next group.
-//
-// Tasks that the group produces or leases are not in it, unless an idempotency key names them: no
-// other operation knows them yet.
-type uncommitted struct {
-	changed map[keys.ID]int      // a task's index in placed, plus 1; 0: its place is not known
-	placed  []placedTask         // each as of some moment of the group
-	parents map[keys.ID]struct{} // tasks that others have begun to wait for
-}
-
-// placedTask is the place of an unended task, and its record.
-type placedTask struct {
-	lane  *Lane
-	place keys.Place
-	rec   []byte
-}
-
-// change notes that the group moves or rewrites a task.
-func (u *uncommitted) change(id keys.ID) {
-	if u.changed == nil {
-		u.changed = make(map[keys.ID]int)
-	}
-	u.changed[id] = 0
-}
-
-// put notes where the group has put a task. It keeps rec.
-func (u *uncommitted) put(id keys.ID, l *Lane, p keys.Place, rec []byte) {
-	u.change(id)
-	u.placed = append(u.placed, placedTask{l, p, rec})
-	u.changed[id] = len(u.placed)
-}
-
-// find returns where the group has put a task; nil if it has not put it anywhere, or the place is
-// not known.
-func (u *uncommitted) find(id keys.ID) *placedTask {
-	if n := u.changed[id]; n > 0 {
-		return &u.placed[n-1]
-	}
-	return nil
-}
-
-// addChild notes that a task has begun to wait for another one.
-func (u *uncommitted) addChild(parent keys.ID) {
-	if u.parents == nil {
-		u.parents = make(map[keys.ID]struct{})
-	}
-	u.parents[parent] = struct{}{}
-}
-
-// hasChildren reports whether children of a task are not on disk yet.
-func (u *uncommitted) hasChildren(id keys.ID) bool {
-	_, ok := u.parents[id]
-	return ok
-}
-
-func (u *uncommitted) clear() {
-	clear(u.changed)
-	clear(u.placed)
-	clear(u.parents)
-	u.placed = u.placed[:0]
 }

@@ -281,7 +281,7 @@ func tie(k *LaneKey, rec *record.Record) {
 	rec.Group = keys.GroupScope(k.Queue, k.Tenant, rec.LimitKey, rec.GroupKey)
 	if rec.UniqueKey != "" {
 		rec.Unique = keys.UniqueHash(k.Queue, k.Tenant, rec.LimitKey, rec.GroupKey, rec.UniqueKey)
-		rec.Flags |= record.HoldsKey
+		rec.Flags |= record.KeyFlags(rec.Flags)
 	}
 }
 

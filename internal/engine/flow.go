@@ -49,7 +49,7 @@ func (s *State) admitRest(tasks []NewTask, ids []keys.ID, duplicates []int) ([]k
 			others, ids = append(others, i), append(ids, keys.ID{})
 			continue
 		}
-		if id, taken := s.Ties.holder(t.Tied.Unique); taken {
+		if id, taken := s.Ties.holder(t.Tied.Unique); taken && !s.takeOver(id, t) {
 			if t.Tied.Flags&record.ReplaceWaiting == 0 || !s.replace(id, t) {
 				duplicates = append(duplicates, i)
 			}
@@ -228,7 +228,7 @@ func (s *State) admitTied(t *NewTask, b *family) keys.ID {
 		s.Names.placeFirst(l, id, rec)
 		if t.Tied.Flags&record.ReplaceWaiting != 0 { // by a later produce of the group, perhaps
 			first := keys.FirstPlace(l.number, id)
-			s.Group.put(id, l, first, rec)
+			s.Group.Put(id, l, first, rec)
 		}
 	}
 	return id
@@ -327,7 +327,7 @@ func (s *State) lookUp(parent, child keys.ID, how policy, b *family) (outcome by
 }
 
 // waiting is the outcome of a parent that has not ended. It is not in messages.
-const waiting = keys.ParentPinned + 1
+const waiting = keys.ParentEnded + 1
 
 // policy is the OnDead of a task and, in the upper half, its OnMissing.
 type policy byte
@@ -346,6 +346,9 @@ func (p policy) onDead() policy { return p & (ofSibling - 1) }
 
 // outcomeOf returns the outcome of a parent for a child, by the parent's state; 0: it is gone.
 func (p policy) outcomeOf(parent TaskState) byte {
+	if p.onDead() == keys.AtAnyEnd && (parent == 0 || parent >= Dead) {
+		return keys.ParentEnded
+	}
 	switch parent {
 	case Done:
 		return keys.ParentDone
@@ -372,7 +375,7 @@ func (p policy) outcomeOf(parent TaskState) byte {
 
 func (s *State) tellChild(parent, child keys.ID, outcome byte) {
 	outcome = s.Ties.pinFor(parent, outcome)
-	if to := keys.ShardOf(child, s.config.Shards); to != s.config.Shard {
+	if to := keys.ShardOf(child, s.config.Shards); to != s.config.Shard || outcome == keys.ParentEnded {
 		s.Mail.send(to, &keys.Message{Kind: keys.MsgEnded, Parent: parent, Child: child, Outcome: outcome})
 		return
 	}
@@ -397,8 +400,7 @@ func (s *State) parentEnded(parent, child keys.ID, outcome byte) {
 		s.Ties.pin(parent, child)
 	}
 	l, err := s.Names.laneNumbered(keys.LaneOf(child))
-	if err != nil {
-		s.Broken = err
+	if s.fails(err) {
 		return
 	}
 	q := l.queue
@@ -427,13 +429,11 @@ func (s *State) proceedNow(parent, child keys.ID, outcome byte) bool {
 		return false
 	}
 	l, err := s.Names.laneNumbered(keys.LaneOf(child))
-	if err != nil {
-		s.Broken = err
+	if s.fails(err) {
 		return false
 	}
 	at, err := s.Ties.blockedIn(l.queue, 0, child)
-	if err != nil {
-		s.Broken = err
+	if s.fails(err) {
 		return false
 	}
 	if at == nil || !known && !isOnly(at.rec.Parents, parent) {
@@ -465,8 +465,7 @@ func (s *State) depend(parent, child keys.ID, how policy) (outcome byte, state T
 		return 0, 0, false
 	}
 	at, err := s.locate(parent)
-	if err != nil {
-		s.Broken = err
+	if s.fails(err) {
 		return waiting, 0, true
 	}
 	if at != nil {
@@ -477,7 +476,7 @@ func (s *State) depend(parent, child keys.ID, how policy) (outcome byte, state T
 		}
 	}
 	if outcome = how.outcomeOf(state); outcome != waiting {
-		if state == Done && at != nil {
+		if state == Done && at != nil && outcome != keys.ParentEnded {
 			s.repin(at)
 		}
 		return outcome, state, true
@@ -498,6 +497,6 @@ func (s *State) depend(parent, child keys.ID, how policy) (outcome byte, state T
 
 // addChild notes that a task waits for a parent of this shard.
 func (ti *ties) addChild(parent, child keys.ID, how policy) {
-	ti.Group.addChild(parent)
+	ti.Group.AddChild(parent)
 	ti.Group.Set(keys.AppendDependent(nil, parent, child), []byte{byte(how.onDead())})
 }

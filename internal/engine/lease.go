@@ -18,11 +18,11 @@ type leases struct {
 	names *names
 
 	leaseTable
-	clock    leaseClock
+	clock    store.LeaseClock
 	canceled recent.Set[Receipt]
 	crashes  map[uint64]*processCrash // by process; in a cluster only
 	steps    store.Steps
-	stepsOf  map[keys.ID]int32 // of leased tasks, how many steps are finished; absent: none; negative: not known
+	stepsOf  map[keys.ID]leaseSteps // of leased tasks that may have any
 
 	// ClockAge is the age of the stored clock of leases at the load, as far as it is known, ms; in
 	// a cluster only.

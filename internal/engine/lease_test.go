@@ -6,7 +6,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/base"
+	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/recurrence"
 )
 
 // TestEndsOfAttemptsReadNothing: the end of an attempt reads the task's record from memory if the
@@ -27,10 +30,11 @@ func TestEndsOfAttemptsReadNothing(t *testing.T) {
 			r := newRuled(t, Config{})
 			r.Leases.copies += c.full
 			for name, end := range map[string]func(Receipt) (Verdict, error){
-				"kept":     func(l Receipt) (Verdict, error) { return r.Complete(l, []byte("result"), nil, false) },
-				"retried":  func(l Receipt) (Verdict, error) { return r.State.Fail(l, FailRetry, -1, "") },
-				"dead":     func(l Receipt) (Verdict, error) { return r.State.Fail(l, FailDead, 0, "given up") },
-				"released": func(l Receipt) (Verdict, error) { return r.State.Fail(l, FailRelease, 0, "") },
+				"kept":      func(l Receipt) (Verdict, error) { return r.Complete(l, []byte("result"), 0, nil, false) },
+				"retried":   func(l Receipt) (Verdict, error) { return r.State.Fail(l, FailRetry, nil, -1, "") },
+				"dead":      func(l Receipt) (Verdict, error) { return r.State.Fail(l, FailDead, nil, 0, "given up") },
+				"unhandled": func(l Receipt) (Verdict, error) { return r.State.Fail(l, FailUnhandled, nil, 0, "") },
+				"released":  func(l Receipt) (Verdict, error) { return r.State.Fail(l, FailRelease, nil, 0, "") },
 			} {
 				payload := make([]byte, c.size)
 				r.produce(newTask(LaneKey{Queue: name}, record.Record{Head: record.Head{Retention: record.Retention(-1)}, Payload: payload}))
@@ -54,4 +58,41 @@ func TestEndsOfAttemptsReadNothing(t *testing.T) {
 // allocator; the next size is 240.
 func TestLeaseIsSmall(t *testing.T) {
 	require.LessOrEqual(t, unsafe.Sizeof(lease{}), uintptr(224))
+}
+
+// TestKindsNeedTheirFormat: a shard of an earlier format takes no task, follow-up and schedule with
+// a kind, or a key with MaxWait or ReleaseOnClaim: other nodes may not read it.
+func TestKindsNeedTheirFormat(t *testing.T) {
+	t.Parallel()
+	r := newRuled(t, Config{})
+	lane := LaneKey{Queue: "a"}
+	plain, kind := newTask(lane, record.Record{}), newTask(lane, record.Record{Kind: "k"})
+	r.produce(plain)
+	g := r.claim("a", 1)[0]
+	r.begin(r.drivenShard)
+	r.Format = keys.FormatOfKinds - 1
+	_, err := r.Produce([]NewTask{plain, kind}, new(keys.CallNumber), new(Produced))
+	require.ErrorIs(t, err, base.ErrFormat)
+	for _, head := range []record.Head{{MaxWait: 1}, {Ties: record.Ties{Flags: record.ReleaseOnClaim}}} {
+		head.Unique[0] = 1
+		keyed := newTask(lane, record.Record{Head: head, UniqueKey: "k"})
+		_, err := r.Produce([]NewTask{keyed}, new(keys.CallNumber), new(Produced))
+		require.ErrorIs(t, err, base.ErrFormat)
+	}
+	_, err = r.Complete(g.Receipt, nil, 0, []NewTask{kind}, false)
+	require.ErrorIs(t, err, base.ErrFormat)
+	every := recurrence.Every{Interval: 1000}
+	schedule := keys.ScheduleValue{Queue: "a", Every: 1000, Record: kind.Rec}
+	require.ErrorIs(t, r.Times.SetSchedule("s", schedule, every), base.ErrFormat)
+	schedule.Record, schedule.Jitter = plain.Rec, 1
+	require.ErrorIs(t, r.Times.SetSchedule("s", schedule, every), base.ErrFormat)
+	schedule.Jitter = 0
+	require.NoError(t, r.Times.SetSchedule("s", schedule, every))
+	require.NoError(t, r.Times.DeleteSchedule("s"))
+	r.Format++
+	v, err := r.Complete(g.Receipt, nil, 0, []NewTask{kind}, false)
+	require.NoError(t, err)
+	require.Equal(t, Decided, v)
+	r.settle()
+	require.EqualValues(t, 1, r.countsOf("a").Ready)
 }

@@ -49,8 +49,7 @@ func (s *State) admit(t *NewTask) keys.ID {
 	return id
 }
 
-// enter makes a due task ready, or makes it wait: for its turn in its group or, if it is a suspect,
-// for its start.
+// enter makes a due task ready, or makes it wait for its turn, or a suspect for its start.
 func (s *State) enter(l *Lane, since uint64, id keys.ID, head *record.Head, rec []byte) {
 	switch group := head.Group; {
 	case group != 0 && !s.Ties.takeTurn(group, id):
@@ -62,8 +61,7 @@ func (s *State) enter(l *Lane, since uint64, id keys.ID, head *record.Head, rec 
 	}
 }
 
-// end is the last step of a task that is completed, dead or canceled: tasks that are tied to it go
-// on.
+// end is the last step of a task that has ended: the tasks that are tied to it go on.
 func (s *State) end(q *Queue, id keys.ID, t *record.Ties, o Outcome) {
 	if t.Unique != [keys.UniqueLen]byte{} {
 		var release uint8
@@ -86,4 +84,18 @@ func (s *State) end(q *Queue, id keys.ID, t *record.Ties, o Outcome) {
 	if s.Wanted&WantOutcomes != 0 {
 		s.Effects.Endings = append(s.Effects.Endings, Ending{id, o})
 	}
+}
+
+// followDeath takes in the task that the settings of a dead task's queue ask for. It has no ties,
+// so that its shard is that of the dead task: both are in one commit. If the lanes have run out,
+// there is none.
+func (s *State) followDeath(ls *lease, rec *record.Record) {
+	l := ls.lane
+	headers, ok := record.DeathHeaders(rec, keys.FormatID(ls.id), l.Queue)
+	if !ok || s.Names.hasLanes(1) != nil {
+		return
+	}
+	t := NewTask{Key: LaneKey{l.queue.Settings.DeadLetterQueue, l.Tenant, l.Priority}}
+	t.Encode(&record.Record{Headers: headers, Payload: rec.Payload}, nil)
+	s.admit(&t)
 }

@@ -30,8 +30,7 @@ func (t limitTable) at(scope uint64) *limitState {
 
 func (t limitTable) enter(scope uint64) { t.at(scope).leased++ }
 
-// mayLease reports whether the limit of its key and the turn of its group allow a task to be
-// leased.
+// mayLease reports whether the limit of its key and the turn of its group allow a task's lease.
 func (ti *ties) mayLease(q *Queue, head *record.Head) bool {
 	return !ti.full(q, head.Limit) && !ti.leases.isTurnHeld(head.Group)
 }
@@ -69,8 +68,7 @@ func (ti *ties) park(l *Lane) {
 	pos, _, _ := l.tasks.First()
 	b := l.tasks.FirstRecord()
 	rec, err := record.Decode(b)
-	if err != nil {
-		ti.Broken = err
+	if ti.fails(err) {
 		return
 	}
 	ti.names.ready.Remove(&l.tasks, pos, len(b))

@@ -43,7 +43,11 @@ func (s *State) Load(clockAge uint64) error {
 		s.Leases.loadLeaseClock,
 		s.Leases.steps.Load,
 		s.loadLeases,
-		s.beginLanes,
+		func() error {
+			s.Names.beginLanes()
+			s.forgetIdle()
+			return nil
+		},
 		s.Times.loadTimes,
 		func() (err error) {
 			s.Ties.nextFreed, err = s.FirstDue([]byte{keys.Freed}, keys.ParseFreed)
@@ -125,7 +129,7 @@ func (s *State) loadLease(r *leaseRecord, e *keys.LeaseEntry, head *record.Head)
 		overdue: head.Attempts == e.Attempts,
 	}
 	if s.Leases.steps.HasAny() {
-		s.Leases.stepsOf[ls.id] = -1
+		s.Leases.stepsOf[ls.id] = leaseSteps{-1, record.HasSignals | record.HasCursors}
 	}
 	if ls.suspect {
 		s.Suspects.countAtWork(ls, 1)
@@ -137,7 +141,7 @@ func (s *State) loadLease(r *leaseRecord, e *keys.LeaseEntry, head *record.Head)
 	case r.local && r.deadline == 0: // see keys.LeaseHeader
 		ls.over = true
 	case s.config.Replicated: // its worker may be alive, and the clocks of nodes differ
-		deadline += s.Leases.left(r, e.Duration)
+		deadline += s.Leases.clock.Left(r.ends, e.Duration, s.Now)
 	case !r.local && !s.HasRoom(RoomScarce): // the time without room is unknown
 		deadline += e.Duration
 	case !r.local && r.deadline > s.Wall:
@@ -160,7 +164,7 @@ func (tm *times) loadTimes() (err error) {
 	return err
 }
 
-// loadBuckets reads how many ended tasks are kept.
+// loadBuckets reads how many ended tasks are kept, and counts of kinds.
 func (tm *times) loadBuckets() error {
 	return store.Scan(tm.Store.DB(), keys.Buckets, func(key, value []byte) error {
 		prefix, number, until, err := keys.ParseBucket(key)
@@ -168,12 +172,17 @@ func (tm *times) loadBuckets() error {
 		if err != nil || q == nil {
 			return fmt.Errorf("%w: bucket key %x is malformed, or has no queue", base.ErrCorrupt, key)
 		}
-		size, err := keys.ParseNumber(value)
-		if err != nil {
+		b := tm.bucket(q, bucketKey{prefix, until})
+		if b.BucketValue, err = keys.ParseBucketValue(value); err != nil {
 			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 		}
-		tm.bucket(q, bucketKey{prefix, until}).size = size
-		return nil
+		if prefix != keys.Dead {
+			return nil
+		}
+		if b.Counted() < b.Size {
+			tm.noteUncounted(b)
+		}
+		return q.kinds.Load(tm.Store.DB(), number, &b.BucketValue)
 	})
 }
 
@@ -187,12 +196,10 @@ func (ti *ties) loadCaches() error {
 }
 
 // beginLanes prepares the windows of the lanes, once the leases are known.
-func (s *State) beginLanes() error {
-	for _, l := range s.Names.lanes.All() {
+func (ns *names) beginLanes() {
+	for _, l := range ns.lanes.All() {
 		if l != nil {
-			s.Names.ready.Load(&l.tasks, l.queue.Counts.Ready)
+			ns.ready.Load(&l.tasks, l.queue.Counts.Ready)
 		}
 	}
-	s.forgetIdle()
-	return nil
 }

@@ -32,12 +32,12 @@ func (at *located) waiting() bool {
 // children: an operation on the task is then resolved again in the next group.
 func (ti *ties) isBehind(id keys.ID) bool {
 	// below RoomLow the children are not told, so that waiting would not help
-	return ti.Group.hasChildren(id) || ti.leases.isMoving(id) || ti.isTelling(id) && ti.HasRoom(RoomLow)
+	return ti.Group.HasChildren(id) || ti.leases.isMoving(id) || ti.isTelling(id) && ti.HasRoom(RoomLow)
 }
 
 // isMoving is isBehind for operations that do not end the task.
 func (le *leases) isMoving(id keys.ID) bool {
-	if le.Group.hasChanged(id) && le.Group.find(id) == nil || le.steps.HasAdded(id) {
+	if le.Group.hasChanged(id) && le.Group.Find(id) == nil || le.steps.HasAdded(id) {
 		return true
 	}
 	ls := le.byID[id]
@@ -70,11 +70,11 @@ func (s *State) locateUnended(id keys.ID) (*located, error) {
 		at.place = keys.Place{Range: keys.Task, Group: ls.lane.number, At: ls.since}
 		return at, nil
 	}
-	if t := s.Group.find(id); t != nil {
-		at.state, at.lane, at.place = StateIn(t.place.Range), t.lane, t.place
-		at.indexed = t.place.IsIndexed(id)
+	if t := s.Group.Find(id); t != nil {
+		at.state, at.lane, at.place = StateIn(t.Place.Range), t.Lane, t.Place
+		at.indexed = t.Place.IsIndexed(id)
 		s.countPending(at)
-		return at, at.decodeRecord(t.rec)
+		return at, at.decodeRecord(t.Rec)
 	}
 	p, indexed, err := store.PlaceOf(s.Store.DB(), id)
 	if err != nil {
@@ -186,7 +186,7 @@ func (s *State) rewrite(at *located) {
 	case keys.Task:
 		s.Group.noteRemoved()
 		s.Group.flushTasks() // it may be one of them
-		s.Group.put(at.id, at.lane, at.place, b)
+		s.Group.Put(at.id, at.lane, at.place, b)
 		s.Group.SetTask(at.lane.number, at.place.At, at.id, b)
 		if at.lease != nil {
 			at.lease.rewritten, at.lease.ties, at.lease.tied = true, at.rec.Ties, at.rec.Ties != record.Ties{}
@@ -198,38 +198,27 @@ func (s *State) rewrite(at *located) {
 		if at.place.Range == keys.Blocked {
 			s.Ties.blocked.Forget(at.place.At)
 		}
-		s.Group.put(at.id, at.lane, at.place, b)
+		s.Group.Put(at.id, at.lane, at.place, b)
 		s.Group.Set(at.place.AppendKey(nil, at.id), s.withLane(at.lane, b))
 	default:
-		s.Group.change(at.id)
+		s.Group.Change(at.id)
 		s.Group.Set(at.place.AppendKey(nil, at.id), append(at.ended.Append(nil), b...))
 	}
 }
 
-// StateIn returns the state of a task by the range of its place. A leased task counts as ready.
-func StateIn(prefix byte) TaskState {
-	switch prefix {
-	case keys.Scheduled:
-		return Scheduled
-	case keys.Blocked:
-		return Blocked
-	case keys.Dead:
-		return Dead
-	case keys.Done:
-		return Done
-	case keys.Canceled:
-		return Canceled
-	default:
-		return Ready
-	}
+var states = [...]TaskState{
+	keys.Scheduled: Scheduled, keys.Blocked: Blocked, keys.Dead: Dead, keys.Done: Done, keys.Canceled: Canceled, keys.Task: Ready,
 }
+
+// StateIn returns the state of a task by the range of its place. A leased task counts as ready.
+func StateIn(prefix byte) TaskState { return states[prefix] }
 
 // withdraw removes a task that is not leased from its place. When its record is stored again, it
 // says that its first place has been used. A suspect keeps its place of the slow start, which goes
 // with it unless it stays ready (freePlace).
 func (s *State) withdraw(at *located) {
 	q := at.lane.queue
-	s.Group.change(at.id)
+	s.Group.Change(at.id)
 	switch at.state {
 	case Ready:
 		pos := ready.Pos{Since: at.place.At, ID: at.id}
@@ -279,7 +268,7 @@ func (ns *names) place(l *Lane, since uint64, id keys.ID, rec []byte) {
 	p := keys.Place{Range: keys.Task, Group: l.number, At: since}
 	if isFirstPlace(l, since, id) {
 		ns.unindex(id)
-		ns.Group.put(id, l, p, rec)
+		ns.Group.Put(id, l, p, rec)
 	} else {
 		ns.setIndex(id, l, p, rec)
 	}
@@ -303,13 +292,13 @@ func (ns *names) offer(l *Lane, it ready.Item) {
 func (r *round) setIndex(id keys.ID, l *Lane, p keys.Place, rec []byte) {
 	var key [1 + keys.IDLen]byte
 	var value [keys.PlaceLen]byte
-	r.Group.put(id, l, p, rec)
+	r.Group.Put(id, l, p, rec)
 	r.Group.Set(keys.AppendByID(key[:0], keys.Index, id), p.Append(value[:0]))
 }
 
 func (r *round) unindex(id keys.ID) {
 	var key [1 + keys.IDLen]byte
-	r.Group.change(id)
+	r.Group.Change(id)
 	r.Group.Delete(keys.AppendByID(key[:0], keys.Index, id))
 }
 
@@ -323,7 +312,7 @@ func (r *round) withLane(l *Lane, rec []byte) []byte {
 // removeTask takes a task from its place in a lane.
 func (r *round) removeTask(lane uint32, since uint64, id keys.ID, once bool) {
 	if !once {
-		r.Group.change(id)
+		r.Group.Change(id)
 	}
 	r.Group.removeTask(lane, since, id, once)
 }

@@ -75,6 +75,12 @@ func (s *State) applyMessage(m *keys.Message) bool {
 			s.Broken = fmt.Errorf("%w: message: %w", base.ErrCorrupt, err)
 		}
 		return true
+	case keys.MsgEnded:
+		if m.Outcome == keys.ParentEnded {
+			return s.childEnded(m.Parent, m.Child)
+		}
+		s.parentEnded(m.Parent, m.Child, m.Outcome)
+		return true
 	default:
 		s.parentEnded(m.Parent, m.Child, m.Outcome)
 		return true

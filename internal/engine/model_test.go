@@ -63,6 +63,8 @@ func (m *model) actions() map[string]func(*rapid.T) {
 		"finish":        m.single((*model).drawFinish),
 		"extend":        m.single((*model).drawExtend),
 		"step":          m.single((*model).drawStep),
+		"signal":        m.single((*model).drawSignal),
+		"cursor":        m.single((*model).drawCursor),
 		"extend all":    m.extendAll,
 		"bogus":         m.single((*model).drawBogus),
 		"drain":         m.drain,
@@ -186,8 +188,11 @@ type modelTask struct {
 	over     bool    // Leased: the lease had ended when the shard was loaded
 	expired  bool    // a lease has run out in another way
 
-	steps     []string // their names
-	suspended bool     // its history may have folded some attempts
+	steps   []string // texts
+	signals []record.Signal
+	cursor  string
+	awaits  Receipt // of the lease that ended with the wait for a signal
+	folded  bool    // its history may have folded some attempts
 }
 
 func (t *modelTask) compare(o *modelTask) int {
@@ -277,7 +282,7 @@ func (m *model) drawConfig() {
 		m.config.GroupBytes = oneOf(m, "GroupBytes", GroupBytes, GroupBytes, smallGroup)
 	}
 	m.slow = oneOf(m, "slow", 0, 0, 0, time.Millisecond)
-	m.wanted = oneOf[KindSet](m, "wanted", 0, 1<<endOfEvents-2|WantOutcomes|WantCancels|WantCounts)
+	m.wanted = oneOf[KindSet](m, "wanted", 0, 1<<endOfEvents-2|1<<eventUnhandled|WantOutcomes|WantCancels|WantCounts)
 }
 
 // isSmall reports whether groups may end before all due work is done.
@@ -504,7 +509,11 @@ func (m *model) sync() {
 		switch t.state {
 		case Scheduled:
 			if clock := m.clockOf(t); t.until <= clock {
-				m.enter(t, keys.MovedSince(m.orderTime(t.shard)-(clock-t.until)))
+				since := keys.MovedSince(m.orderTime(t.shard) - (clock - t.until))
+				if t.rec.RetryFirst && t.isWait() {
+					since = keys.FrontSince(t.id)
+				}
+				m.enter(t, since)
 			} else if t.isWait() && m.isOver(t.promised) {
 				m.rt.Fatalf("%+v waits longer than it was told to", t)
 			}
@@ -530,13 +539,14 @@ func (m *model) sync() {
 			}
 			if t.local && t.over && !t.overdue { // nothing has died
 				t.rec.Attempts--
+				t.rec.RetryFirst = false
 				m.expect(EventReleased, t, "")
 				m.toReadyOrHeld(t, t.since)
 				continue
 			}
 			ago := m.Now - t.deadline
 			m.expect(EventExpired, t, "")
-			m.retry(t, "lease expired", func() { m.toExpired(t, ago) })
+			m.retry(t, 0, "lease expired", func() { m.toExpired(t, ago) })
 		}
 	}
 	maps.DeleteFunc(m.orphans, func(_ Receipt, o modelOrphan) bool { return o.deadline <= m.Now })
@@ -585,6 +595,11 @@ func (m *model) reboot(*rapid.T) {
 func (m *model) reopen() {
 	m.drawConfig()
 	m.countDead()
+	if m.rng.IntN(4) == 0 {
+		for _, s := range m.shards {
+			m.noError(forgetKinds(s.Store))
+		}
+	}
 	m.crash()
 	clear(m.endings)
 	m.resume()
@@ -619,7 +634,7 @@ func (m *model) resume() {
 		}
 		if m.config.Replicated {
 			c := m.clocks[t.shard].ahead + m.Now
-			t.deadline, t.handled = m.Now+min(max(t.ends, c+leaseGrace)-c, t.duration), t.local
+			t.deadline, t.handled = m.Now+min(max(t.ends, c+store.LeaseGrace)-c, t.duration), t.local
 			continue
 		}
 		t.deadline, t.over = m.Now, true
@@ -641,7 +656,7 @@ func (m *model) continueClock(shard int) (known uint64) {
 	c := &m.clocks[shard]
 	since := m.age - c.age
 	known = oneOf(m, "clock known for", since, since, since/2, 0)
-	c.ahead = c.stored + min(known, leaseClockEvery) - m.Now
+	c.ahead = c.stored + min(known, store.LeaseClockEvery) - m.Now
 	return known
 }
 
@@ -850,11 +865,19 @@ func (m *model) countTurns(strict bool) {
 func (m *model) expect(kind EventKind, t *modelTask, cause string) {
 	of := shardQueue{t.shard, t.Queue}
 	n := m.totals[of]
-	n[kind-1]++
+	n[indexOf(kind)]++
 	m.totals[of] = n
 	if m.wanted>>kind&1 != 0 {
 		m.expected = append(m.expected, fmt.Sprintf("%s %s %d %q", eventNames[kind], keys.FormatID(t.id), t.rec.Attempts, cause))
 	}
+}
+
+// indexOf returns the index of a kind in totals.
+func indexOf(kind EventKind) int {
+	if kind == eventUnhandled {
+		return keys.Unhandled
+	}
+	return int(kind) - 1
 }
 
 // hear notes the reports of a group.
@@ -875,7 +898,7 @@ func (m *model) hear(s *drivenShard) {
 	events := make(map[string]keys.Totals)
 	for _, e := range s.Effects.Events {
 		of := events[e.Queue]
-		of[e.Kind-1]++
+		of[indexOf(e.Kind)]++
 		events[e.Queue] = of
 		m.told = append(m.told, fmt.Sprintf("%s %s %d %q", eventNames[e.Kind], keys.FormatID(e.ID), e.Attempt, e.LastError))
 	}

@@ -1,10 +1,12 @@
 package engine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -178,9 +180,9 @@ func (m *model) alterWoken(t *rapid.T) {
 	m.run(c)
 
 	complete := &completeCall{receipt: parent.receipt}
-	alter := &alterCall{how: oneOf(m, "how", AlterPriority, AlterRunAt), id: c.out.IDs[0], arg: 5}
+	alter := &alterCall{how: oneOf(m, "how", AlterPriority, AlterRunAt), id: c.out.IDs[0], to: AlterTo{Arg: 5}}
 	if alter.how == AlterRunAt {
-		alter.arg = m.Wall + oneOf[uint64](m, "later", 0, 1000)
+		alter.to.Arg = m.Wall + oneOf[uint64](m, "later", 0, 1000)
 	}
 	complete.do(m)
 	alter.do(m)
@@ -268,7 +270,7 @@ func (m *model) crowd(t *rapid.T) {
 		m.run(&completeCall{receipt: l.receipt})
 	}
 	if next := of(Ready); next != nil && rapid.Bool().Draw(t, "remove the next") {
-		m.run(&alterCall{how: oneOf(m, "how", AlterCancel, AlterRunAt), id: next.id, arg: m.Wall + 1000})
+		m.run(&alterCall{how: oneOf(m, "how", AlterCancel, AlterRunAt), id: next.id, to: AlterTo{Arg: m.Wall + 1000}})
 	}
 }
 
@@ -391,7 +393,7 @@ func (m *model) grant(c *claimCall, g *Grant, strict bool) {
 	m.lease(t, duration)
 	t.rec.Attempts++
 	m.expect(EventClaimed, t, "")
-	if *g.LaneKey != t.LaneKey || g.Attempt != t.rec.Attempts || g.Deadline != t.at {
+	if *g.LaneKey != t.LaneKey || g.Attempt != t.rec.Attempts || g.Deadline != t.at || record.Duration(g.Timeout) != m.settings[t.Queue].Timeout {
 		m.rt.Fatalf("claim returned %+v, expected %+v", g, t)
 	}
 }
@@ -437,13 +439,14 @@ type completeCall struct {
 	receipt Receipt
 	result  string
 	next    []spec
-	goesOn  bool // the handler does
+	keep    int64 // the retention of its handler, ms
+	goesOn  bool  // the handler does
 	full    bool
 	err     error
 }
 
 func (m *model) drawCompleteAlone() call {
-	c := &completeCall{receipt: m.drawReceipt(), goesOn: m.oneIn(3, "goes on")}
+	c := &completeCall{receipt: m.drawReceipt(), keep: oneOf[int64](m, "keep", 0, 0, 0, 2500), goesOn: m.oneIn(3, "goes on")}
 	if rapid.Bool().Draw(m.rt, "result") {
 		c.result = "result of " + c.receipt.String()
 	}
@@ -473,13 +476,31 @@ func (m *model) drawComplete() call {
 		}
 	}
 	m.singleOut(c.next)
+	for i := range c.next { // likewise
+		r := &c.next[i].rec
+		r.Parents = slices.DeleteFunc(r.Parents, func(p [record.IDLen]byte) bool {
+			n, sibling := keys.NthOf(p)
+			return sibling && m.standsForEnded(&c.next[n].rec)
+		})
+		if len(r.Parents) == 0 {
+			r.Parents, r.OnDead, r.OnMissing = nil, 0, 0
+		}
+	}
 	return c
+}
+
+// standsForEnded reports whether a new task is a duplicate of one that has ended and cancels its
+// children, perhaps.
+func (m *model) standsForEnded(r *record.Record) bool {
+	id, taken := m.holder(r)
+	t := m.tasks[id]
+	return taken && (t == nil || t.state == Dead || t.state == Canceled)
 }
 
 func (c *completeCall) do(m *model) {
 	var v Verdict
 	v, c.err = m.decide(keys.ShardOf(c.receipt.ID, m.config.Shards), func(s *drivenShard) (Verdict, error) {
-		return s.Complete(c.receipt, []byte(c.result), prepare(c.next), c.goesOn)
+		return s.Complete(c.receipt, []byte(c.result), c.keep, prepare(c.next), c.goesOn)
 	})
 	c.full = v == Full
 }
@@ -492,7 +513,10 @@ func (c *completeCall) apply(m *model) {
 		}
 		return
 	}
+	own := t.rec.Retention
+	t.rec.Retention = cmp.Or(own, c.keep)
 	if full := m.shards[t.shard].Room > RoomScarce && m.retention(t) != 0; full || c.full {
+		t.rec.Retention = own
 		if full != c.full {
 			m.rt.Fatalf("complete of %s: full %t, expected %t", c.receipt, c.full, full)
 		}
@@ -527,9 +551,9 @@ func (m *model) adopt(shard int, next []spec) {
 		if ok {
 			holder, taken = m.holderOf(&task.rec, id)
 		}
-		if taken {
+		if taken && !m.takeOver(&task.rec) {
 			ids[i] = holder
-			if t := m.tasks[holder]; task.rec.Flags&record.ReplaceWaiting != 0 && t != nil && t.waiting() {
+			if t := m.tasks[holder]; task.rec.Flags&record.ReplaceWaiting != 0 && t != nil && t.waiting() && len(t.steps) == 0 {
 				m.replace(t, task)
 				stored[holder] = true
 			} else if ok {
@@ -592,16 +616,30 @@ func seq(n int) []int {
 type failCall struct {
 	receipt Receipt
 	how     Failure
-	goesOn  bool  // the handler does
-	wait    int64 // ms; negative: by the backoff
+	policy  *record.Policy // of the handler
+	goesOn  bool           // the handler does
+	wait    int64          // ms; negative: by the backoff
 	cause   string
+	waited  uint64 // FailUnhandled: how long the task has gone without a handler, ms
 	err     error
 }
 
 func (m *model) drawFinish() call {
 	return &failCall{
-		receipt: m.drawReceipt(), how: oneOf(m, "how", FailRetry, FailRetry, FailRelease, FailReturn, FailDead, FailOverdue), goesOn: m.oneIn(2, "goes on"),
-		wait: oneOf[int64](m, "wait", -1, 0, 1, 2000), cause: oneOf(m, "cause", "", "first", "second"),
+		receipt: m.drawReceipt(), how: oneOf(m, "how", FailRetry, FailRetry, FailRelease, FailReturn, FailDead, FailOverdue, FailUnhandled), goesOn: m.oneIn(2, "goes on"),
+		policy: m.drawPolicy(),
+		wait:   oneOf[int64](m, "wait", -1, 0, 1, 2000), cause: oneOf(m, "cause", "", "first", "second"),
+	}
+}
+
+func (m *model) drawPolicy() *record.Policy {
+	if m.oneIn(2, "no policy") {
+		return nil
+	}
+	return &record.Policy{
+		MaxAttempts: oneOf(m, "MaxAttempts", 0, 1, 3, 5),
+		Backoff:     oneOf(m, "Backoff", base.Backoff{}, base.Backoff{Base: 1500 * time.Millisecond, Factor: 1, Jitter: -1}),
+		RetryFirst:  rapid.Bool().Draw(m.rt, "RetryFirst"),
 	}
 }
 
@@ -615,7 +653,10 @@ func (c *failCall) do(m *model) {
 		if c.goesOn {
 			how |= StillRuns
 		}
-		return s.Fail(c.receipt, how, wait, c.cause)
+		if c.how == FailUnhandled {
+			c.waited = m.withoutHandler(s, c.receipt)
+		}
+		return s.Fail(c.receipt, how, c.policy, wait, c.cause)
 	})
 }
 
@@ -635,6 +676,7 @@ func (c *failCall) apply(m *model) {
 	if c.how == FailReturn && t.overdue {
 		c.how, c.wait, c.cause = FailRetry, -1, causeOverdue
 	}
+	t.rec.RetryFirst = false
 	if c.goesOn {
 		m.orphan(t)
 	}
@@ -644,27 +686,72 @@ func (c *failCall) apply(m *model) {
 		}
 	} else {
 		t.rec.Attempts--
-		if c.cause != "" {
+		if c.cause != "" && c.how != FailUnhandled {
 			t.rec.Error = c.cause
+		}
+		if c.how == FailUnhandled {
+			m.unhandled(t, c)
+			return
 		}
 		m.expect(EventReleased, t, "")
 	}
 	switch c.how {
 	case FailRetry:
-		m.retry(t, c.cause, func() {
+		by, queue := record.Policy{}, m.settings[t.Queue].Policy
+		if c.policy != nil {
+			by = *c.policy
+		}
+		m.retry(t, by.MaxAttempts, c.cause, func() {
 			m.expect(EventRetried, t, t.rec.Error)
-			if c.wait < 0 {
-				m.wait(t, uint64(min(1000<<(t.rec.Attempts-1), 3000)))
-			} else {
-				m.wait(t, uint64(c.wait))
+			wait := c.wait
+			if wait < 0 {
+				wait = int64(min(1000<<(t.rec.Attempts-1), 3000))
+				for _, p := range []record.Policy{queue, by} {
+					if backoff, ok := p.Delay(int(t.rec.Attempts), 0.5); ok {
+						wait = backoff.Milliseconds()
+					}
+				}
 			}
+			m.wait(t, uint64(wait), by.RetryFirst || queue.RetryFirst)
 		})
 	case FailRelease:
-		m.wait(t, uint64(max(c.wait, 0)))
+		m.wait(t, uint64(max(c.wait, 0)), false)
 	case FailReturn:
 		m.toReadyOrHeld(t, t.since)
 	case FailDead:
 		m.toDead(t)
+	}
+	m.react()
+}
+
+// withoutHandler returns how long a leased task has gone without a handler, ms: since the first
+// lease of those that ended for that after each other.
+func (m *model) withoutHandler(s *drivenShard, r Receipt) uint64 {
+	ls := s.Leases.held(r)
+	if ls == nil {
+		return 0
+	}
+	rec, err := s.Leases.recordOf(ls)
+	m.noError(err)
+	since := keys.GrantedAt(r.Token)
+	if h := rec.History; h != nil && EventKind(h.Last().How) == eventUnhandled {
+		since = h.Last().Start
+	}
+	return max(since, s.mint.Stamp()) - since
+}
+
+// unhandled is for a task that no handler knows. c.wait is how long it may go without one.
+func (m *model) unhandled(t *modelTask, c *failCall) {
+	m.expect(eventUnhandled, t, "")
+	if t.folded = true; c.wait > 0 && c.waited >= uint64(c.wait) {
+		t.rec.Error = c.cause
+		m.toDead(t)
+	} else {
+		wait := min(max(c.waited, 1000), 60_000)
+		if c.wait > 0 {
+			wait = min(wait, uint64(c.wait)-c.waited)
+		}
+		m.wait(t, wait, false)
 	}
 	m.react()
 }

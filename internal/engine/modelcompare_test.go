@@ -148,6 +148,7 @@ func (m *model) compareTask(got *store.Task, t *modelTask) {
 			keys.FormatID(got.ID), state, at, place, key, got.Ended.Result, t, want)
 	}
 	m.compareRecord(t, &got.Record)
+	m.compareKind(got)
 	m.compareSteps(got, t)
 }
 
@@ -155,13 +156,28 @@ func (m *model) compareTask(got *store.Task, t *modelTask) {
 func (m *model) compareRecord(t *modelTask, got *record.Record) {
 	m.compareHistory(t, got)
 	plain := func(r record.Record) []byte {
-		r.History, r.Notes, r.Steps, r.Kept = nil, nil, 0, nil
+		r.History, r.Notes, r.Steps, r.Kept, r.Cursors, r.Beside = nil, nil, 0, nil, nil, 0
+		r.DeadKind = 0
 		r.Leases, r.Rewritten, r.Expired, r.HoldsTurn, r.Parent, r.Child = 0, false, false, false, false, false
 		r.Flags &^= record.HoldsKey
 		return r.Encode()
 	}
 	if !bytes.Equal(plain(*got), plain(t.rec)) {
 		m.rt.Fatalf("record of %s is\n%+v, expected\n%+v", keys.FormatID(t.id), got, t.rec)
+	}
+}
+
+// compareKind: a dead letter is counted under the kind of its error. That counts and records agree,
+// fsck.Check says.
+func (m *model) compareKind(got *store.Task) {
+	n := got.Record.DeadKind
+	if n == 0 { // not yet
+		return
+	}
+	text, err := store.Lookup(m.shards[keys.ShardOf(got.ID, len(m.shards))].Store.DB(), keys.AppendDeadKind(nil, got.Group, n-1))
+	m.noError(err)
+	if want := record.ErrorKind(got.Record.Error); string(text) != want || text == nil || got.Range != keys.Dead {
+		m.rt.Fatalf("dead letter %s is counted as %q, its error is %q", keys.FormatID(got.ID), text, want)
 	}
 }
 
@@ -172,7 +188,7 @@ func (m *model) compareHistory(t *modelTask, got *record.Record) {
 		h = new(record.History)
 	}
 	ended := len(h.Attempts) + int(h.Dropped)
-	sound, last := int(got.Leases) == ended || t.suspended && int(got.Leases) > ended, h.FirstReady
+	sound, last := int(got.Leases) == ended || t.folded && int(got.Leases) > ended, h.FirstReady
 	for i := range h.Attempts {
 		a := &h.Attempts[i]
 		sound = sound && last <= a.Start && a.Start <= a.End && a.Number > 0

@@ -20,7 +20,7 @@ import (
 type alterCall struct {
 	how Alteration
 	id  keys.ID
-	arg uint64
+	to  AlterTo
 	err error
 }
 
@@ -35,22 +35,28 @@ func (m *model) drawAlteration(how Alteration) call {
 		states := [][]TaskState{{Ready}, {Scheduled}, {Blocked}, {Leased}, {Dead}, {Done, Canceled}}
 		c.id = m.drawIDIn(oneOf(m, "state", states...)...)
 	case AlterPriority:
-		c.id, c.arg = m.drawIDIn(Ready, Scheduled, Blocked), oneOf[uint64](m, "priority", 0, 5, 9)
+		c.id, c.to.Arg = m.drawIDIn(Ready, Scheduled, Blocked), oneOf[uint64](m, "priority", 0, 5, 9)
 	case AlterRunAt:
 		c.id = m.drawIDIn(Ready, Scheduled, Blocked)
 		if wait := oneOf[int64](m, "run at", 0, -1, 1, 1000, 8000); wait != 0 {
-			c.arg = m.Wall + uint64(wait)
+			c.to.Arg = m.Wall + uint64(wait)
 		}
 	case AlterForget:
 		c.id = m.drawIDIn(oneOf(m, "state", []TaskState{Dead}, []TaskState{Done, Canceled})...)
 	default:
 		c.id = m.drawIDIn(Dead)
+		if t := m.tasks[c.id]; t != nil && m.oneIn(2, "from a step") {
+			c.to.Step = "none of its steps"
+			if n := len(t.steps); n > 0 && !m.oneIn(4, "unknown") {
+				c.to.Step = nameOfStep(t.steps[rapid.IntRange(0, n-1).Draw(m.rt, "step")])
+			}
+		}
 	}
 	return c
 }
 
 func (c *alterCall) do(m *model) {
-	_, c.err = m.decide(keys.ShardOf(c.id, m.config.Shards), func(s *drivenShard) (Verdict, error) { return s.Alter(c.id, c.how, c.arg) })
+	_, c.err = m.decide(keys.ShardOf(c.id, m.config.Shards), func(s *drivenShard) (Verdict, error) { return s.Alter(c.id, c.how, c.to) })
 }
 
 // refusal is the error that the call should return.
@@ -70,6 +76,12 @@ func (c *alterCall) refusal(m *model, t *modelTask) error {
 
 func (c *alterCall) apply(m *model) {
 	t := m.tasks[c.id]
+	if t != nil && t.state == Dead && c.how == AlterRedrive && c.to.Step != "" && t.step(c.to.Step) < 0 {
+		if !errors.As(c.err, new(*base.Invalid)) {
+			m.rt.Fatalf("redrive of %s from %s: %v", keys.FormatID(c.id), c.to.Step, c.err)
+		}
+		return
+	}
 	if t != nil && t.state == Dead && c.how == AlterRedrive {
 		if id, taken := m.holder(&t.rec); taken && id != t.id {
 			if d := new(Duplicate); !errors.As(c.err, &d) || d.ID != id || d.Key != t.rec.UniqueKey {
@@ -83,12 +95,12 @@ func (c *alterCall) apply(m *model) {
 		m.rt.Fatalf("%+v of %+v: %v, expected %v", c, t, c.err, want)
 	}
 	if c.err == nil {
-		m.alter(t, c.how, c.arg)
+		m.alter(t, c.how, &c.to)
 		m.react()
 	}
 }
 
-func (m *model) alter(t *modelTask, how Alteration, arg uint64) {
+func (m *model) alter(t *modelTask, how Alteration, to *AlterTo) {
 	switch how {
 	case AlterCancel:
 		m.toCanceled(t)
@@ -104,16 +116,16 @@ func (m *model) alter(t *modelTask, how Alteration, arg uint64) {
 			m.toGone(t)
 		}
 	case AlterPriority:
-		t.Priority = uint8(arg)
+		t.Priority = uint8(to.Arg)
 		if t.state == Ready {
 			m.toReady(t, keys.MovedSince(keys.SinceMillis(t.since)))
 		}
 	case AlterRunAt:
-		t.rec.RunAt = arg
+		t.rec.RunAt = to.Arg
 		switch {
-		case t.state == Blocked && (t.on == onParents || arg <= m.Wall):
-		case arg > m.Wall:
-			m.toScheduled(t, arg)
+		case t.state == Blocked && (t.on == onParents || to.Arg <= m.Wall):
+		case to.Arg > m.Wall:
+			m.toScheduled(t, to.Arg)
 		default:
 			m.enter(t, m.since(t.shard))
 		}
@@ -126,6 +138,10 @@ func (m *model) alter(t *modelTask, how Alteration, arg uint64) {
 			}
 		}
 		t.rec.Attempts, t.rec.RunAt, t.rec.Crashes, t.expired = 0, 0, 0, false
+		if to.Step != "" {
+			t.steps = t.steps[:t.step(to.Step)]
+		}
+		t.signals = slices.DeleteFunc(t.signals, func(s record.Signal) bool { return !s.Taken || !t.got(s.Name) })
 		m.enter(t, m.since(t.shard))
 	}
 }
@@ -179,7 +195,7 @@ func (c *bulkCall) apply(m *model) {
 			failed++
 			continue
 		}
-		m.alter(t, c.how, 5)
+		m.alter(t, c.how, &AlterTo{Arg: 5})
 		n++
 	}
 	if c.n != n || c.failed != failed {
@@ -244,9 +260,18 @@ func (m *model) drawConfigure() call {
 		Concurrency:       oneOf(m, "Concurrency", 0, 3), // for owners only
 		ConcurrencyPerKey: oneOf(m, "ConcurrencyPerKey", 0, 1, 1, 2),
 		TenantWeights:     oneOf(m, "TenantWeights", nil, map[string]int{"x": 3}, map[string]int{"": 2, "y": 4}),
-		Retention:         oneOf(m, "Retention", 0, 0, 2*time.Second, -1),
-		DeadRetention:     oneOf(m, "DeadRetention", 0, 3*time.Second, time.Minute, -1),
-		HoldGroups:        rapid.Bool().Draw(m.rt, "HoldGroups"),
+		Policy: record.Policy{
+			MaxAttempts: oneOf(m, "MaxAttempts", 0, 0, 1, 2, 4),
+			Backoff:     oneOf(m, "Backoff", base.Backoff{}, base.Backoff{Base: time.Second, Step: 2 * time.Second, Jitter: -1}, base.Backoff{Factor: 1, Jitter: -1}),
+			Retention:   oneOf(m, "Retention", 0, 0, 2*time.Second, -1),
+			RetryFirst:  rapid.Bool().Draw(m.rt, "RetryFirst"),
+			Timeout:     oneOf(m, "Timeout", 0, 0, time.Minute),
+		},
+		DeadRetention: oneOf(m, "DeadRetention", 0, 3*time.Second, time.Minute, -1),
+		HoldGroups:    rapid.Bool().Draw(m.rt, "HoldGroups"),
+	}
+	if !m.plain { // else the model takes in deaths before they are stored
+		c.to.DeadLetterQueue = oneOf(m, "DeadLetterQueue", "", "", "a", "d")
 	}
 	if m.oneIn(3, "none") {
 		c.to = record.Settings{}

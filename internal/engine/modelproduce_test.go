@@ -73,6 +73,12 @@ func (m *model) drawTies(t *spec, i int) {
 				r.Flags |= flag
 			}
 		}
+		if r.MaxWait = oneOf[uint64](m, "max wait", 0, 2000); r.Flags&record.ReplaceWaiting == 0 {
+			r.MaxWait = 0
+		}
+		if r.UniqueFor == 0 && m.drawn != tiesLocal && rapid.Bool().Draw(m.rt, "release on claim") {
+			r.Flags |= record.ReleaseOnClaim
+		}
 	}
 	if m.drawn == tiesLocal || m.drawn == tiesKeys {
 		return
@@ -130,13 +136,13 @@ func (m *model) home(rec *record.Record) int {
 }
 
 // singleOut changes a batch into one that callers may send: no task replaces another one of the
-// batch.
+// batch, and the first one with a key decides whether the key is taken over.
 func (m *model) singleOut(tasks []spec) {
 	known := make(map[[keys.UniqueLen]byte]bool)
 	for i := range tasks {
 		r := &tasks[i].rec
 		if r.UniqueKey != "" && known[r.Unique] {
-			r.Flags &^= record.ReplaceWaiting
+			r.Flags &^= record.ReplaceWaiting | record.ReleaseOnClaim
 		}
 		known[r.Unique] = true
 	}
@@ -358,11 +364,11 @@ func (c *produceCall) apply(m *model) {
 	stored := make(map[keys.ID]bool)
 	for i, id := range c.out.IDs {
 		task := c.tasks[i]
-		if holder, taken := m.holderOf(&task.rec, id); taken {
+		if holder, taken := m.holderOf(&task.rec, id); taken && !m.takeOver(&task.rec) {
 			if id != holder {
 				m.rt.Fatalf("produce of key %q: %s, expected the holder %s", task.rec.UniqueKey, keys.FormatID(id), keys.FormatID(holder))
 			}
-			if t := m.tasks[holder]; task.rec.Flags&record.ReplaceWaiting != 0 && t != nil && t.waiting() {
+			if t := m.tasks[holder]; task.rec.Flags&record.ReplaceWaiting != 0 && t != nil && t.waiting() && len(t.steps) == 0 {
 				m.replace(t, task)
 				stored[id] = true
 			} else {

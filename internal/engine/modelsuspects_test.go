@@ -63,7 +63,7 @@ func (m *model) crashes(expired []*modelTask) map[int]*crash {
 		}
 		e := m.shards[t.shard].Leases.crashes[0]
 		crashes[t.shard] = &e.crash
-		until := e.until + m.shards[t.shard].Leases.clock.ahead
+		until := e.until + m.shards[t.shard].Leases.clock.Ahead
 		if m.until[t.shard] == until { // the process has lost leases before
 			continue
 		}
@@ -106,9 +106,9 @@ func (m *model) crashed(t *modelTask, c *crash) {
 		t.rec.Crashes++
 	}
 	t.rec.Suspect = t.rec.Suspect || c.Suspects == 0
-	t.rec.Error = causeCrash
+	t.rec.Error, t.rec.RetryFirst = causeCrash, false
 	m.expect(EventExpired, t, causeCrash)
-	most := cmp.Or(t.rec.MaxAttempts, uint32(m.config.MaxAttempts))
+	most := m.maxAttempts(t, 0)
 	if counts && t.rec.Attempts >= most || t.rec.Crashes >= crashesPerAttempt*most {
 		m.toDead(t)
 		return

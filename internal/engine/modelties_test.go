@@ -67,10 +67,39 @@ func (m *model) toDead(t *modelTask) {
 	m.endKey(t, Dead)
 	t.state, t.at = Dead, m.orderTime(t.shard)
 	m.ended(t, Outcome{State: Dead, LastError: t.rec.Error, Attempts: int(t.rec.Attempts)}, !holds)
+	if to := set.DeadLetterQueue; to != "" {
+		m.adoptDeath(t, to)
+	}
+}
+
+// adoptDeath finds the task that a death has produced. It is not compared with the order of other
+// new tasks: the shard may have decided other deaths, and ticks, in another order.
+func (m *model) adoptDeath(dead *modelTask, to string) {
+	headers, ok := record.DeathHeaders(&dead.rec, keys.FormatID(dead.id), dead.Queue)
+	if !ok {
+		return
+	}
+	var found []keys.ID
+	m.eachStored(func(t *store.Task) {
+		if m.tasks[t.ID] == nil && t.Record.Headers[record.DeathTask] == headers[record.DeathTask] {
+			found = append(found, t.ID)
+		}
+	})
+	if len(found) != 1 || keys.ShardOf(found[0], m.config.Shards) != dead.shard {
+		m.rt.Fatalf("the death of %s has produced %x", keys.FormatID(dead.id), found)
+	}
+	t := &modelTask{
+		id: found[0], LaneKey: LaneKey{to, dead.Tenant, dead.Priority}, shard: dead.shard,
+		rec: record.Record{Headers: headers, Payload: dead.rec.Payload},
+	}
+	m.order, m.live, m.tasks[t.id] = append(m.order, t.id), append(m.live, t), t
+	m.given[t.shard] = max(m.given[t.shard], keys.SinceMillis(keys.SinceOf(t.id)))
+	m.expect(EventProduced, t, "")
+	m.enter(t, keys.SinceOf(t.id))
 }
 
 func (m *model) toDone(t *modelTask, result string) {
-	t.rec.Suspect = false
+	t.rec.Suspect, t.rec.RetryFirst = false, false
 	m.expect(EventCompleted, t, "")
 	m.unpin(t, 0)
 	m.endKey(t, Done)
@@ -119,21 +148,31 @@ func (m *model) toGone(t *modelTask) {
 	m.gone = append(m.gone, t.id)
 }
 
-// retry is for an attempt that counts. A task with attempts left goes on.
-func (m *model) retry(t *modelTask, cause string, goesOn func()) {
-	t.rec.Error = cmp.Or(cause, t.rec.Error)
-	if most := cmp.Or(t.rec.MaxAttempts, uint32(m.config.MaxAttempts)); t.rec.Attempts >= most || t.rec.Crashes >= crashesPerAttempt*most {
+// retry is for an attempt that counts. A task with attempts left goes on. byHandler is MaxAttempts
+// of its handler.
+func (m *model) retry(t *modelTask, byHandler int, cause string, goesOn func()) {
+	t.rec.Error, t.rec.RetryFirst = cmp.Or(cause, t.rec.Error), false
+	if most := m.maxAttempts(t, byHandler); t.rec.Attempts >= most || t.rec.Crashes >= crashesPerAttempt*most {
 		m.toDead(t)
 		return
 	}
 	goesOn()
 }
 
-func (m *model) wait(t *modelTask, ms uint64) {
-	t.rec.Suspect = false
-	if ms == 0 {
+func (m *model) maxAttempts(t *modelTask, byHandler int) uint32 {
+	return cmp.Or(t.rec.MaxAttempts, uint32(byHandler), uint32(m.settings[t.Queue].MaxAttempts), uint32(m.config.MaxAttempts))
+}
+
+// wait is for a task that goes on after some ms: first, before those that were produced after it,
+// else behind those that are ready then.
+func (m *model) wait(t *modelTask, ms uint64, first bool) {
+	t.rec.Suspect, t.rec.RetryFirst = false, first
+	switch {
+	case ms == 0 && first:
+		m.toReady(t, keys.FrontSince(t.id))
+	case ms == 0:
 		m.toReady(t, m.since(t.shard))
-	} else {
+	default:
 		m.lasts(t, m.period(t.shard)+ms)
 		t.state = Scheduled
 	}
@@ -260,6 +299,20 @@ func (m *model) passKeys() {
 		k.until = 0
 		return k.ended
 	})
+}
+
+// takeOver takes a key from its holder at work, if both tasks permit that.
+func (m *model) takeOver(by *record.Record) bool {
+	k := m.byKey[by.Unique]
+	t := m.tasks[k.id]
+	if by.Flags&record.ReleaseOnClaim == 0 || t == nil || t.rec.Flags&record.ReleaseOnClaim == 0 {
+		return false
+	}
+	if t.state != Leased && (!t.waiting() || len(t.steps) == 0) {
+		return false
+	}
+	delete(m.byKey, by.Unique)
+	return true
 }
 
 func (m *model) endKey(t *modelTask, state TaskState) {
@@ -572,8 +625,24 @@ func (m *model) tell() {
 // replace gives a waiting task the form of a new one.
 func (m *model) replace(t *modelTask, by spec) {
 	parents, onDead, onMissing := t.rec.Parents, t.rec.OnDead, t.rec.OnMissing
-	t.LaneKey, t.rec, t.expired, t.steps = by.LaneKey, by.rec, false, nil
+	stays := by.rec.MaxWait != 0 && t.state == Ready && t.LaneKey == by.LaneKey
+	old, begun := *t, by.rec.MaxWait != 0 && t.receipt.Token > 0
+	t.LaneKey, t.rec, t.expired, t.steps, t.signals, t.cursor, t.awaits = by.LaneKey, by.rec, false, nil, nil, "", Receipt{}
 	t.rec.Parents, t.rec.OnDead, t.rec.OnMissing = parents, onDead, onMissing
+	if begun {
+		t.expired = old.expired
+		t.rec.RunAt, t.rec.Attempts, t.rec.Error, t.rec.RetryFirst = old.rec.RunAt, old.rec.Attempts, old.rec.Error, old.rec.RetryFirst
+		t.rec.Crashes, t.rec.Suspect = old.rec.Crashes, old.rec.Suspect
+		m.takeKey(t.id, &by.rec)
+		if t.state == Ready {
+			m.toReady(t, keys.MovedSince(keys.SinceMillis(t.since)))
+		}
+		return
+	}
+	if wait := by.rec.MaxWait; wait != 0 {
+		by.rec.RunAt = min(by.rec.RunAt, m.shards[t.shard].mint.Sets.Made(keys.MintedAt(t.id))+wait)
+		t.rec.RunAt = by.rec.RunAt
+	}
 	m.takeKey(t.id, &by.rec)
 	if p := m.placeOf(t); p.Range == keys.Task && !keys.IsFirstPlace(p.At) { // perhaps it had gone on before
 		if _, held := m.turns[t.rec.Group]; !held && m.waitsInGroup(t, t.rec.Group) && m.isFirst(t) {
@@ -586,6 +655,8 @@ func (m *model) replace(t *modelTask, by spec) {
 	case t.state == Blocked && t.on == onParents:
 	case by.rec.RunAt > m.Wall:
 		m.toScheduled(t, by.rec.RunAt)
+	case stays:
+		m.enter(t, keys.MovedSince(keys.SinceMillis(t.since)))
 	default:
 		m.enter(t, m.since(t.shard))
 	}
@@ -719,14 +790,14 @@ func (m *model) tick() {
 	by := make(map[tickText]*modelSchedule)
 	for _, s := range m.schedules {
 		for s.next <= m.Wall {
-			tick := s.next
-			if m.Wall-tick > missedAfter {
+			tick, late := s.next, recurrence.MissedAfter(s.every)
+			if m.Wall-tick > late {
 				switch s.missed {
 				case recurrence.MissedSkip:
-					s.pass(m.Wall - missedAfter - 1)
+					s.pass(m.Wall - late - 1)
 					continue
 				case recurrence.MissedOnce:
-					latest := m.Wall - missedAfter - 1
+					latest := m.Wall - late - 1
 					tick = latest - (latest-s.start)%s.every
 				}
 			}

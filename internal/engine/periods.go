@@ -15,8 +15,7 @@ func (r *round) after(ms uint64) uint64 {
 	return keys.Later(r.periods.Now, ms)
 }
 
-// retainedUntil returns the bucket of a task that ends now and is kept for some ms; negative: for
-// ever.
+// retainedUntil returns the bucket of a task that ends now and is kept for ms; negative: always.
 func (r *round) retainedUntil(retention int64) uint64 {
 	r.periods.Made = true
 	return keys.BucketOf(r.periods.Now, retention)
@@ -32,9 +31,6 @@ func (r *round) wallOf(deadline uint64) uint64 {
 	}
 	return r.Wall + deadline - min(deadline, r.periods.Now)
 }
-
-// agrees reports whether the minter's clock equals the clock of periods.
-func (r *round) agrees() bool { return r.periods.Now == r.mint.Time }
 
 // loadPeriodClock continues the clock of periods.
 // REQUIRES: the minter's clock is loaded.
@@ -52,7 +48,7 @@ func (tm *times) sealPeriodClock() {
 	c := &tm.periods
 	made := c.Made
 	c.Made = false
-	if tm.agrees() {
+	if c.Now == tm.mint.Time {
 		if made { // the minter may not have made a number for long
 			tm.mint.Stamp()
 			tm.Group.unclocked = tm.Group.unclocked || len(tm.Group.Touched) == 0

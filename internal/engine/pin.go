@@ -71,8 +71,7 @@ func (ti *ties) pin(parent, child keys.ID) {
 	ti.Group.Set(keys.AppendPin(nil, child, parent), nil)
 }
 
-// unpin tells the shard of a parent to count one pin less, and to keep the parent until a time at
-// least.
+// unpin tells the shard of a parent to count one pin less, and to keep it until a time at least.
 func (ti *ties) unpin(parent keys.ID, until uint64) {
 	ti.mail.send(keys.ShardOf(parent, ti.config.Shards), &keys.Message{Kind: keys.MsgUnpin, Parent: parent, Until: until})
 }
@@ -85,8 +84,7 @@ func (ti *ties) releaseParents(child keys.ID, until uint64) {
 	}
 }
 
-// unpinParents releases the pins of a task that ended in an earlier group. It returns false if some
-// are left.
+// unpinParents releases the pins of a task that ended in an earlier group; false: some are left.
 func (ti *ties) unpinParents(child keys.ID, until uint64) bool {
 	lower := keys.AppendPin(nil, child, keys.ID{})[:1+keys.IDLen]
 	all := true

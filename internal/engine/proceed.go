@@ -176,7 +176,7 @@ func (s *State) giveTurn(q *Queue, scope uint64) error {
 // tellChildren is called when a task with children ends.
 // REQUIRES: the group has not added children to the task.
 func (s *State) tellChildren(parent keys.ID, state TaskState) {
-	if base.Invariants && s.Group.hasChildren(parent) {
+	if base.Invariants && s.Group.HasChildren(parent) {
 		base.Violated("task %s ends in the group that has added children to it", keys.FormatID(parent))
 	}
 	left := TellAtOnce
@@ -188,7 +188,7 @@ func (s *State) tellChildren(parent keys.ID, state TaskState) {
 		s.Ties.allTold(parent)
 		return
 	}
-	s.Ties.notices.ends.Put(parent, endedRange(state))
+	s.Ties.notices.ends.Put(parent, byte(slices.Index(states[:], state)))
 	s.Ties.notices.count++
 }
 
@@ -197,8 +197,7 @@ func (s *State) tellChildren(parent keys.ID, state TaskState) {
 func (s *State) tellFrom(from []byte, parent keys.ID, state TaskState, enough func() bool) (left []byte, all bool) {
 	upper := keys.GroupEnd(keys.AppendDependent(nil, parent, keys.ID{})[:1+keys.IDLen])
 	it, err := s.Ties.children.Open()
-	if err != nil {
-		s.Broken = err
+	if s.fails(err) {
 		return nil, true
 	}
 	at := it.SeekGEWithLimit(from, upper)
@@ -249,7 +248,7 @@ func (s *State) tellMore() {
 		s.Ties.allTold(t.parent)
 		t.ends.Drop(t.parent)
 		t.count--
-		s.Group.change(t.parent)
+		s.Group.Change(t.parent)
 		t.next, t.parent = keys.AppendByID(nil, keys.Telling, t.parent), keys.ID{}
 	}
 }
@@ -285,8 +284,7 @@ func (s *State) unpinned(parent keys.ID, until uint64) bool {
 	if err == nil && (at == nil || at.state != Done) {
 		err = fmt.Errorf("%w: task %s is pinned and is %+v", base.ErrCorrupt, keys.FormatID(parent), at)
 	}
-	if err != nil {
-		s.Broken = err
+	if s.fails(err) {
 		return true
 	}
 	s.Ties.pins.counts.Drop(parent)
@@ -305,6 +303,30 @@ func (s *State) proceed(l *Lane, id keys.ID, head *record.Head, rec []byte) {
 		return
 	}
 	s.enter(l, keys.SinceOf(keys.ID(id)), id, head, rec)
+}
+
+// resumeTask makes a suspended task go on.
+func (s *State) resumeTask(at *located) {
+	at.rec.Beside &^= record.Awaits
+	s.withdraw(at)
+	s.enter(at.lane, s.mint.Since(), at.id, &at.rec.Head, at.rec.Encode())
+}
+
+// childEnded makes a task go on that is suspended until another one has ended. It returns false,
+// and does nothing, if the latest state of the task is not on disk yet.
+func (s *State) childEnded(child, parent keys.ID) bool {
+	if s.Ties.isBehind(parent) {
+		return false
+	}
+	at, err := s.locateUnended(parent)
+	var last record.Step
+	if err == nil && at != nil && at.state == Scheduled && at.rec.Beside&record.Awaits != 0 {
+		last, err = s.Leases.steps.Step(parent, at.rec.Steps-1)
+	}
+	if !s.fails(err) && last.Kind == record.StepChild && keys.ID(last.Result) == child {
+		s.resumeTask(at)
+	}
+	return true
 }
 
 // The tasks of a group take turns: one has the turn. The first task to become due takes it, and

@@ -6,6 +6,7 @@ import (
 	"codeq/internal/container/chunked"
 	"codeq/internal/keys"
 	"codeq/internal/ready"
+	"codeq/internal/store"
 )
 
 // names holds the queues and lanes of a shard that are in memory, with their numbers in the
@@ -25,11 +26,10 @@ type names struct {
 	resting  []*Queue             // may no longer be needed
 	doubtful chunked.List[*Queue] // resting, and may have wakeups that are on disk only
 
-	settled   settledList
-	Given     uint64     // the largest version of settings that were removed
-	ungranted []*Queue   // have a rate, and no last grant on disk
-	rechecks  []*recheck // queues with changed limits
-	totals    totals
+	settled  chunked.Places[*Queue] // that have settings, and so stay in memory: cursors may go on
+	Given    uint64                 // the largest version of settings that were removed
+	rechecks []*recheck             // queues with changed limits
+	totals   totals
 }
 
 // isBusy reports whether a queue has tasks that have not ended.
@@ -76,8 +76,10 @@ type Queue struct {
 	Gated   bool             // the owner is told when its leases end
 	Fed     bool             // on the list of queues that have more to claim
 	buckets map[bucketKey]*bucket
-	arrived uint64 // tasks that have come from other shards since the queue is in memory
+	kinds   *store.DeadKinds // of its dead letters; nil: it has had none since it is in memory
+	arrived uint64           // tasks that have come from other shards since the queue is in memory
 	Configured
+	timeout uint64 // Settings.Timeout, ms
 	Removed uint64 // the last version of settings that were removed since the queue is in memory
 
 	Suspects uint16 // bit part: some may wait in that scope to be started
@@ -270,11 +272,8 @@ type FirstTask struct {
 }
 
 func (ns *names) First(q *Queue) (f FirstTask, ok bool) {
-	if q.Settings.Paused {
-		return f, false
-	}
 	first := ns.ready.First(&q.Queue)
-	if first.Lane == nil {
+	if q.Settings.Paused || first.Lane == nil {
 		return f, false
 	}
 	l := ns.laneOf(first.Lane)

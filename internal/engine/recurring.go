@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 
 	"codeq/internal/base"
@@ -18,15 +19,10 @@ func taskOf(r *recurrence.Schedule, tick uint64) NewTask {
 	return t
 }
 
-// NextTick returns the next tick of all schedules, which may be past; Never: there is none. Wall
-// clock, ms.
+// NextTick returns the next tick of all schedules, which may be past, by the wall clock; or Never.
 func (tm *times) NextTick() uint64 { return tm.recurring.NextTick() }
 
-// A tick that is later than missedAfter, in ms, is missed.
-const missedAfter = 60_000
-
-// turnTicks is how many ticks a schedule produces in one turn at most. Each turn stores the
-// schedule.
+// turnTicks bounds the ticks that a schedule produces in one turn, which stores it.
 const turnTicks = 64
 
 // produceTicks produces the tasks of the schedules that are due, and does not look at others.
@@ -56,15 +52,9 @@ func (tm *times) TicksAreDue() bool { return tm.recurring.Due() <= tm.Wall }
 func (s *State) recur(r *recurrence.Schedule) bool {
 	admitted, begun := true, r.Value.After
 	for n := 0; n < turnTicks && r.Next <= s.Wall && (n == 0 || !s.Spent()); n++ {
-		tick := r.Next
-		if s.Wall-tick > missedAfter {
-			switch r.Value.Missed {
-			case recurrence.MissedSkip:
-				r.Pass(s.Wall - missedAfter - 1)
-				continue
-			case recurrence.MissedOnce:
-				tick = recurrence.Latest(r.Times, tick, s.Wall-missedAfter-1)
-			}
+		tick, ok := r.Tick(s.Wall)
+		if !ok {
+			continue
 		}
 		tasks := []NewTask{taskOf(r, tick)}
 		if admitted = s.Ties.canAdmit(tasks); !admitted {
@@ -94,8 +84,7 @@ func (s *State) produceTick(r *recurrence.Schedule, tick uint64, task []NewTask)
 	return len(refused) == 0
 }
 
-// ticked notes that another shard has stored the task of a tick, unless the schedule has begun anew
-// since.
+// ticked notes that another shard has stored a tick, unless the schedule has begun anew since.
 func (tm *times) ticked(name string, tick uint64) {
 	r := tm.recurring.Find(name)
 	if r == nil || tick <= max(r.Value.Start, r.Value.Last) || tick > r.Value.After {
@@ -130,35 +119,18 @@ func (tm *times) loadRecurring() error {
 
 // SetSchedule stores a schedule; v has no position in time.
 func (tm *times) SetSchedule(name string, v keys.ScheduleValue, times recurrence.Sequence) error {
-	old := tm.recurring.Find(name)
-	fresh := old == nil || v.Cron != old.Value.Cron || v.Every != old.Value.Every || v.TimeZone != old.Value.TimeZone ||
-		old.IsAhead(tm.Wall)
-	if fresh {
-		v.Start, v.After = tm.Wall, tm.Wall
-	} else {
-		v.Start, v.After, v.Last = old.Value.Start, old.Value.After, old.Value.Last
-	}
-	if old != nil {
-		v.Paused = old.Value.Paused
-	}
-	if !fresh {
-		if old.Err == nil && bytes.Equal(v.Append(nil), old.Value.Append(nil)) {
-			return nil
-		}
-	}
-	if v.Every != 0 { // the start was not known before
-		times = recurrence.Every{Start: v.Start, Interval: v.Every}
-	}
-	r, err := recurrence.New(name, v)
-	if err != nil { // it was encoded just now
+	r, err := recurrence.Replace(tm.recurring.Find(name), name, v, times, tm.Wall)
+	if r == nil || err != nil {
 		return err
 	}
-	if err := tm.names.hasLanes(1); err != nil {
+	if v.Jitter != 0 && tm.Format < keys.FormatOfSteps {
+		return fmt.Errorf("%w: the shard has format %d, and the jitter of schedules needs %d", base.ErrFormat, tm.Format, keys.FormatOfSteps)
+	}
+	if err := cmp.Or(tm.names.knows(v.Record), tm.names.hasLanes(1)); err != nil {
 		return err
 	}
 	// so that no tick lacks a lane
 	tm.names.lane(LaneKey{Queue: v.Queue, Tenant: v.Tenant, Priority: v.Priority})
-	r.Begin(times)
 	tm.recurring.Put(r)
 	tm.storeRecurring(r)
 	return nil
@@ -166,42 +138,36 @@ func (tm *times) SetSchedule(name string, v keys.ScheduleValue, times recurrence
 
 // PauseSchedule stops the ticks of a schedule, or resumes them with the first tick after now.
 func (tm *times) PauseSchedule(name string, paused bool) error {
-	r := tm.recurring.Find(name)
-	switch {
-	case r == nil:
-		return fmt.Errorf("%w: schedule %q", base.ErrNotFound, name)
-	case r.Value.Paused == paused && (paused || !r.IsAhead(tm.Wall)):
-		return nil
+	r, err := tm.FindSchedule(name)
+	if err != nil {
+		return err
 	}
-	next := *r
-	next.Value.Paused = paused
-	next.Value.After = max(r.Value.After, tm.Wall)
-	if !paused && r.IsAhead(tm.Wall) {
-		next.Value.Start, next.Value.After, next.Value.Last = tm.Wall, tm.Wall, 0
-		if next.Value.Every != 0 {
-			next.Times = recurrence.Every{Start: tm.Wall, Interval: next.Value.Every}
-		}
+	if next := r.Pause(paused, tm.Wall); next != r {
+		tm.recurring.Put(next)
+		tm.storeRecurring(next)
 	}
-	if next.Next = Never; r.Err == nil {
-		next.Begin(next.Times)
-	}
-	tm.recurring.Put(&next)
-	tm.storeRecurring(&next)
 	return nil
 }
 
 // DeleteSchedule removes a schedule.
 func (tm *times) DeleteSchedule(name string) error {
-	if tm.recurring.Find(name) == nil {
-		return fmt.Errorf("%w: schedule %q", base.ErrNotFound, name)
+	if _, err := tm.FindSchedule(name); err != nil {
+		return err
 	}
 	tm.recurring.Remove(name)
 	tm.Group.Delete(keys.AppendSchedule(nil, name))
 	return nil
 }
 
-// Schedules visits the schedules after a name in the order of their names, until visit returns
-// false.
+// FindSchedule returns the schedule with a name, or ErrNotFound.
+func (tm *times) FindSchedule(name string) (*recurrence.Schedule, error) {
+	if r := tm.recurring.Find(name); r != nil {
+		return r, nil
+	}
+	return nil, fmt.Errorf("%w: schedule %q", base.ErrNotFound, name)
+}
+
+// Schedules visits the schedules after a name, by name, until visit returns false.
 func (tm *times) Schedules(after string, visit func(*recurrence.Schedule) (more bool)) {
 	for _, r := range tm.recurring.After(after) {
 		if !visit(r) {

@@ -40,6 +40,21 @@ func TestRefillsReadWhatIsServed(t *testing.T) {
 	}
 }
 
+// TestNextOfHigherRank: a claim for tasks more urgent than the queue's first has nothing to wait
+// for.
+func TestNextOfHigherRank(t *testing.T) {
+	t.Parallel()
+	r := newRuled(t, Config{})
+	r.produce(newTask(LaneKey{Queue: "a", Priority: 2}, record.Record{}))
+	r.begin(r.drivenShard)
+	for rank, found := range map[uint64]bool{Rank(2): true, Rank(3): false} {
+		l, pending := r.Next(r.Names.Queues["a"], rank)
+		require.Equal(t, found, l != nil)
+		require.False(t, pending)
+	}
+	r.end()
+}
+
 // TestRefillsEnd: without requests, an owner stops reading, even if the memory of windows is
 // smaller than one task.
 func TestRefillsEnd(t *testing.T) {

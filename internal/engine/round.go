@@ -62,6 +62,14 @@ func (r *round) Want(kinds KindSet) { r.Wanted |= kinds }
 // Break ends the use of the rules: memory and disk may differ from now on.
 func (r *round) Break(err error) { r.Broken = err }
 
+// fails is Break if there is an error, and reports whether there is one.
+func (r *round) fails(err error) bool {
+	if err != nil {
+		r.Broken = err
+	}
+	return err != nil
+}
+
 // Mend returns the failure of an operation that only reads, and allows other operations. The damage
 // that it found remains.
 func (r *round) Mend() (failure error) {
@@ -114,11 +122,8 @@ func (r *round) BeginBudget(size budgetSize, at time.Duration) {
 func (r *round) BeginShare(n int, at time.Duration) {
 	records, bytes := r.Work()
 	whole := &r.upkeepBudget
-	r.budget = budget{
-		records: records + (whole.records-records)/n,
-		bytes:   bytes + (whole.bytes-bytes)/n,
-		until:   at + (whole.until-at)/time.Duration(n),
-	}
+	until := at + (whole.until-at)/time.Duration(n)
+	r.budget = budget{records: records + (whole.records-records)/n, bytes: bytes + (whole.bytes-bytes)/n, until: until}
 }
 
 // Spent reports whether the budget of the current work is used up.

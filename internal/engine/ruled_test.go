@@ -201,14 +201,14 @@ func (r *ruled) tenantsOf(queue string, claims int) string {
 func (r *ruled) complete(grants ...Grant) {
 	r.Helper()
 	for i := range grants {
-		r.in(func() (Verdict, error) { return r.Complete(grants[i].Receipt, nil, nil, false) })
+		r.in(func() (Verdict, error) { return r.Complete(grants[i].Receipt, nil, 0, nil, false) })
 	}
 	r.end()
 }
 
 // countsOf returns the counts of a queue.
 func (r *ruled) countsOf(queue string) keys.Counts {
-	_, c, _ := r.Names.CountsOf(queue)
+	_, c := r.Names.CountsOf(queue)
 	return c
 }
 

@@ -20,6 +20,9 @@ type times struct {
 	nextWait  store.DueCursor        // the first scheduled task that waits between attempts
 	expiries  timeheap.Heap[*bucket] // buckets of ended tasks
 	recurring recurrence.Table
+
+	uncounted []*bucket // with dead letters that no kind counts
+	countFrom []byte    // where countKinds goes on in the last of them; nil: at its beginning
 }
 
 // Tasks of two kinds are in the range Scheduled, by when they are due: those that wait for a time
@@ -129,5 +132,9 @@ func (s *State) promote(key []byte, due uint64, id keys.ID, l *Lane, head *recor
 	if head.IsWait(due) {
 		passed = s.periods.Now - due
 	}
-	s.enter(l, s.mint.SinceAgo(passed), id, head, rec)
+	since := s.mint.SinceAgo(passed)
+	if head.RetryFirst && head.IsWait(due) {
+		since = keys.FrontSince(id)
+	}
+	s.enter(l, since, id, head, rec)
 }

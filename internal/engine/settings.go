@@ -5,11 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"slices"
 	"sync/atomic"
 
 	"codeq/internal/base"
-	"codeq/internal/container/chunked"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/store"
@@ -29,28 +27,6 @@ type Configured struct {
 	Settings *record.Settings
 	Version  uint64 // 0: there are none
 	Value    []byte // both, as stored; nil: there are none
-}
-
-// settledList is the queues that have settings, and so stay in memory. The place of one in the list
-// stays the same, so that cursors may go on.
-type settledList struct {
-	queues chunked.List[*Queue] // nil: no queue is there
-	free   chunked.List[int]    // places without a queue
-}
-
-func (l *settledList) add(q *Queue) {
-	if l.free.Len() == 0 {
-		q.settledAt = l.queues.Len()
-		l.queues.Append(q)
-		return
-	}
-	q.settledAt = l.free.Pop()
-	l.queues.Set(q.settledAt, q)
-}
-
-func (l *settledList) remove(q *Queue) {
-	l.queues.Set(q.settledAt, nil)
-	l.free.Append(q.settledAt)
 }
 
 var unconfigured = Configured{Settings: new(record.Settings)}
@@ -150,11 +126,11 @@ func (ns *names) applySettings(q *Queue, c Configured, afterOpen bool) {
 	before := q.Settings
 	switch {
 	case q.Version == 0:
-		ns.settled.add(q)
+		q.settledAt = ns.settled.Put(q)
 	case c.Version == 0:
-		ns.settled.remove(q)
+		ns.settled.Empty(q.settledAt)
 	}
-	q.Configured = c
+	q.Configured, q.timeout = c, record.Millis(c.Settings.Timeout)
 	if afterOpen {
 		ns.followRate(q, before)
 	}
@@ -174,8 +150,6 @@ const (
 	grantEvery = 1000
 	// noGrant is stored when a queue gets a rate: no task was leased since.
 	noGrant = 0
-	// grantsAtOnce bounds how many missing entries a group adds.
-	grantsAtOnce = 64
 )
 
 // noteGrant is called for a lease of a queue that has a rate.
@@ -216,43 +190,24 @@ func (ns *names) followRate(q *Queue, before *record.Settings) {
 // now.
 // REQUIRES: the settings are loaded, and the clock of periods is set.
 func (ns *names) loadGrants() error {
-	for _, q := range ns.settled.queues.All() {
+	for _, q := range ns.settled.All() {
 		if q != nil && q.Settings.Rate > 0 {
 			q.granted = ns.periods.Now
-			ns.ungranted = append(ns.ungranted, q)
 		}
 	}
-	known := make(map[*Queue]bool)
-	err := store.Scan(ns.Store.DB(), keys.Granted, func(key, value []byte) error {
+	return store.Scan(ns.Store.DB(), keys.Granted, func(key, value []byte) error {
 		at, err := keys.ParseNumber(bytes.Clone(value))
 		if err != nil {
 			return fmt.Errorf("%w: last grant of queue %q: %w", base.ErrCorrupt, key[1:], err)
 		}
 		if q := ns.Queues[string(key[1:])]; q != nil && q.Settings.Rate > 0 {
-			q.granted, known[q] = min(at, ns.periods.Now), true
+			q.granted = min(at, ns.periods.Now)
 		}
 		return nil
 	})
-	ns.ungranted = slices.DeleteFunc(ns.ungranted, func(q *Queue) bool { return known[q] })
-	return err
 }
 
-// sealGrants stores the missing last grants of queues with a rate, some in a group.
-func (ns *names) sealGrants() {
-	if len(ns.ungranted) == 0 || ns.Group.isEmpty() {
-		return
-	}
-	n := min(len(ns.ungranted), grantsAtOnce)
-	for _, q := range ns.ungranted[:n] {
-		if ns.Queues[q.Name] == q && q.Settings.Rate > 0 {
-			ns.storeGrant(q, q.granted)
-		}
-	}
-	ns.ungranted = ns.ungranted[n:]
-}
-
-// tenantTable counts in how many shards of a process tenants have turns. It is safe for concurrent
-// use.
+// tenantTable counts in how many shards of a process tenants have turns. It is for concurrent use.
 type tenantTable interface {
 	// Hold returns the count of a queue, tenant and priority: one for all shards, until Drop.
 	Hold(q *Queue, tenant string, priority uint8) *atomic.Int32

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/testbase"
@@ -18,7 +19,7 @@ func FuzzSettings(f *testing.F) {
 	for _, set := range []record.Settings{
 		{},
 		{Paused: true, Concurrency: 3, Rate: 0.5, Burst: 2, TenantWeights: map[string]int{"t": 2}},
-		{ConcurrencyPerKey: 1, Retention: -1, DeadRetention: time.Hour, HoldGroups: true},
+		{ConcurrencyPerKey: 1, Policy: record.Policy{MaxAttempts: 3, Retention: -1, RetryFirst: true}, DeadRetention: time.Hour, HoldGroups: true},
 	} {
 		value, err := json.Marshal(set)
 		require.NoError(f, err)
@@ -70,7 +71,7 @@ func TestRemovedSettings(t *testing.T) {
 		require.Empty(t, r.Names.Queues)
 		require.Equal(t, 1, r.stored(keys.Settings))
 		require.EqualValues(t, 60_000, r.Names.Given)
-		require.LessOrEqual(t, r.Names.settled.queues.Len(), 1001, "places of queues that have settings are used again")
+		require.LessOrEqual(t, r.Names.settled.Len(), 1001, "places of queues that have settings are used again")
 		require.True(t, set("a", 1, `{"Paused":true}`))
 		require.True(t, set("a", 60_000, `{"Paused":true}`))
 		r.settle()
@@ -112,4 +113,19 @@ func TestLateInterest(t *testing.T) {
 	send(3, 5, 3)
 	require.Zero(t, r.Mail.Interested)
 	require.Zero(t, r.stored(keys.Interest))
+}
+
+// TestPoliciesNeedTheirFormat: a shard of an older format takes no policies, as nodes of an older
+// version would drop them.
+func TestPoliciesNeedTheirFormat(t *testing.T) {
+	t.Parallel()
+	r := newRuled(t, Config{})
+	r.Format = keys.FormatOfSteps - 1
+	for settings, want := range map[string]error{`{"MaxAttempts":1}`: base.ErrFormat, `{"Retention":1}`: nil} {
+		r.in(func() (Verdict, error) {
+			_, err := r.Configure("a", keys.SettingsValue{Version: 1, JSON: []byte(settings)}.Append(nil))
+			require.ErrorIs(t, err, want)
+			return Decided, nil
+		})
+	}
 }

@@ -77,14 +77,13 @@ type Reconfigured struct {
 	AfterOpen bool // the settings have changed after Open
 }
 
-// Init prepares a new State for Load. It must not be copied afterwards: its parts lead to each
-// other.
+// Init prepares a new State for Load. It must not be copied afterwards: its parts lead to others.
 func (s *State) Init(c Config, st *store.Store) {
 	*s = State{
 		round:    round{config: c, Reads: store.Reads{Store: st}, Group: commitGroup{Writes: store.NewWrites(st)}},
 		Names:    names{round: &s.round, Queues: make(map[string]*Queue), catalogue: newCatalogue(c.SweepLanes), totals: totals{daily: store.NewDaily(&s.Reads)}},
 		Mail:     mail{round: &s.round},
-		Leases:   leases{round: &s.round, names: &s.Names, steps: store.NewSteps(&s.Reads), stepsOf: make(map[keys.ID]int32)},
+		Leases:   leases{round: &s.round, names: &s.Names, steps: store.NewSteps(&s.Reads), stepsOf: make(map[keys.ID]leaseSteps)},
 		Times:    times{round: &s.round, names: &s.Names, nextDue: store.NothingDue, nextWait: store.NothingDue},
 		Suspects: suspects{round: &s.round, names: &s.Names, leases: &s.Leases, ties: &s.Ties},
 		dead:     s.Range(keys.Dead),
@@ -100,8 +99,7 @@ func (r *round) feed(q *Queue) {
 	}
 }
 
-// show notes that a claim may get something else of a queue than before, though its counts are the
-// same.
+// show notes that claims may get something else of a queue, though its counts are the same.
 func (r *round) show(q *Queue) { r.Effects.Shown = append(r.Effects.Shown, q) }
 
 // free notes that a lease of a queue has ended, or will not begin after all.
@@ -120,7 +118,6 @@ func (s *State) Seal() {
 	}
 	s.Mail.Sessions.Seal(&s.Group.Writes)
 	s.Mail.Outbox.Seal(&s.Group.Writes)
-	s.Names.sealGrants()
 	s.Times.sealPeriodClock()
 	s.sealClockSets()
 	s.sealNextFormat()

@@ -337,6 +337,7 @@ func (w *world) outcome(id keys.ID, o *Outcome) string {
 var eventNames = [...]string{
 	EventProduced: "produced", EventClaimed: "claimed", EventCompleted: "completed", EventRetried: "retried", EventReleased: "released",
 	EventDeadLettered: "dead-lettered", EventCanceled: "canceled", EventExpired: "expired",
+	eventSuspended: "suspended", eventUnhandled: "unhandled",
 }
 
 func (w *world) message(m *keys.Message) string {

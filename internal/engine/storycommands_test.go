@@ -45,6 +45,7 @@ var storyCommands = map[string]func(w *world, a args, words []string){
 	"release":     fail(FailRelease, 0),
 	"return":      fail(FailReturn, 0),
 	"dead-letter": fail(FailDead, 0),
+	"unhandled":   fail(FailUnhandled, 0),
 
 	"cancel": alter(AlterCancel), "redrive": alter(AlterRedrive), "forget": alter(AlterForget),
 	"set-priority": alter(AlterPriority), "set-run-at": alter(AlterRunAt), "redrive-all": (*world).redriveAll,
@@ -117,7 +118,7 @@ func (w *world) room(a args, _ []string) {
 
 // want sets the kinds of reports among the effects: events, outcomes, cancels.
 func (w *world) want(a args, _ []string) {
-	kinds := map[string]KindSet{"events": 1<<endOfEvents - 2, "outcomes": WantOutcomes, "cancels": WantCancels, "progress": 1 << EventProgress}
+	kinds := map[string]KindSet{"events": 1<<endOfEvents - 2 | 1<<eventUnhandled, "outcomes": WantOutcomes, "cancels": WantCancels, "progress": 1 << EventProgress}
 	w.wanted = 0
 	for _, word := range a.plain {
 		w.wanted |= kinds[word]
@@ -184,8 +185,10 @@ func (w *world) task(a args, batch []string, parent bool) NewTask {
 	}
 	if rec.UniqueKey != "" {
 		rec.UniqueFor = uint64(a.span("unique-for", 0).Milliseconds())
+		rec.MaxWait = uint64(a.span("max-wait", 0).Milliseconds())
 		for word, flag := range map[string]uint8{
 			"replace": record.ReplaceWaiting, "release-on-complete": record.ReleaseOnComplete, "release-on-dead": record.ReleaseOnDead,
+			"release-on-claim": record.ReleaseOnClaim,
 		} {
 			if a.has(word) {
 				rec.Flags |= flag
@@ -320,7 +323,7 @@ func (w *world) drain(a args, _ []string) {
 		granted := s.Leases.all.At(before)
 		w.commit(s)
 		if more = granted != nil; more {
-			v, err := w.begin().Complete(granted.receipt(), nil, nil, false)
+			v, err := w.begin().Complete(granted.receipt(), nil, 0, nil, false)
 			w.verdict("complete", args{}, v, err)
 			w.commit(s)
 		}
@@ -351,7 +354,7 @@ func (w *world) complete(_ args, words []string) {
 	a := w.args(head)
 	next, _ := w.tasks(rest)
 	s := w.beginAt(a)
-	v, err := s.Complete(w.lease(a), []byte(a.named["result"]), next, false)
+	v, err := s.Complete(w.lease(a), []byte(a.named["result"]), 0, next, false)
 	w.verdict("complete", a, v, err)
 	w.nameNew(s)
 }
@@ -362,8 +365,8 @@ func fail(how Failure, otherwise int64) func(*world, args, []string) {
 		if a.named["after"] != "" {
 			wait = a.span("after", 0).Milliseconds()
 		}
-		v, err := w.beginAt(a).Fail(w.lease(a), how, wait, a.named["error"])
-		w.verdict([...]string{"retry", "release", "return", "dead-letter"}[how], a, v, err)
+		v, err := w.beginAt(a).Fail(w.lease(a), how, nil, wait, a.named["error"])
+		w.verdict([...]string{"retry", "release", "return", "dead-letter", FailUnhandled: "unhandled"}[how], a, v, err)
 	}
 }
 
@@ -373,7 +376,7 @@ func alter(how Alteration) func(*world, args, []string) {
 		if how == AlterRunAt {
 			arg = a.moment("at")
 		}
-		v, err := w.begin().Alter(w.id(a.word(0)), how, arg)
+		v, err := w.begin().Alter(w.id(a.word(0)), how, AlterTo{Arg: arg})
 		w.verdict([...]string{"set-priority", "set-run-at", "redrive", "purge", "cancel", "forget"}[how], a, v, err)
 	}
 }
@@ -427,7 +430,7 @@ func (w *world) configure(a args, adopt bool) {
 	s, queue := w.begin(), a.word(0)
 	set := record.Settings{
 		Paused: a.has("paused"), ConcurrencyPerKey: a.number("concurrency-per-key", 0), HoldGroups: a.has("hold-groups"),
-		Retention: a.span("retention", 0), DeadRetention: a.span("dead-retention", 0),
+		Policy: record.Policy{Retention: a.span("retention", 0)}, DeadRetention: a.span("dead-retention", 0),
 	}
 	for tenant := range strings.SplitSeq(a.named["weights"], ",") {
 		if name, n, ok := strings.Cut(tenant, ":"); ok {
@@ -584,7 +587,7 @@ func (w *world) idle(a args, _ []string) {
 
 // totals prints the counts of the events of a queue's tasks, in all and by day.
 func (w *world) totals(a args, _ []string) {
-	s, names := w.s(), []string{"", "produced", "claimed", "completed", "retried", "released", "dead", "canceled", "expired"}
+	s, names := w.s(), []string{"", "produced", "claimed", "completed", "retried", "released", "dead", "canceled", "expired", "unhandled"}
 	text := func(t *keys.Totals) (text string) {
 		for kind, n := range t {
 			if n > 0 {

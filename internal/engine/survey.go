@@ -50,13 +50,12 @@ func (le *leases) deadlineOf(ls *lease) uint64 {
 	return at
 }
 
-// CountsOf returns the number of a queue and its counts; ok: the queue is in memory.
-func (ns *names) CountsOf(queue string) (number uint32, counts keys.Counts, ok bool) {
-	q := ns.Queues[queue]
-	if q == nil {
-		return 0, counts, false
+// CountsOf returns the number of a queue and its counts; 0 and none if it is not in memory.
+func (ns *names) CountsOf(queue string) (number uint32, counts keys.Counts) {
+	if q := ns.Queues[queue]; q != nil {
+		return q.Number, q.Counts
 	}
-	return q.Number, q.Counts, true
+	return 0, keys.Counts{}
 }
 
 // LanesBefore appends the lanes before the left-th that may have ready tasks, of at most so many
@@ -113,8 +112,7 @@ func (le *leases) LeasedBefore(queue string, left, most int, dst []LeasedTask) (
 	return dst, first
 }
 
-// FirstReady returns a position at or before the first ready task of a lane; ok is false if no task
-// is ready.
+// FirstReady returns a position at or before the first ready task of a lane; ok: there is one.
 func (ns *names) FirstReady(lane uint32) (pos ready.Pos, ok bool) {
 	if l := ns.lanes.At(int(lane)); l != nil {
 		pos, _, ok = l.tasks.First()
@@ -141,7 +139,7 @@ type QueueCounts struct {
 func (ns *names) Counts(p *CountsCursor, most int, dst []QueueCounts) (_ []QueueCounts, more bool) {
 	queues := &ns.numbers
 	if p.Unnumbered {
-		queues = &ns.settled.queues
+		queues = &ns.settled.List
 	}
 	if p.Begun == 0 {
 		p.Begun = 1 + ns.catalogue.seq
@@ -154,7 +152,7 @@ func (ns *names) Counts(p *CountsCursor, most int, dst []QueueCounts) (_ []Queue
 	}
 	p.Next, more = end, true
 	if end == queues.Len() {
-		more = !p.Unnumbered && ns.settled.queues.Len() > 0
+		more = !p.Unnumbered && ns.settled.Len() > 0
 		p.Unnumbered, p.Next = true, 0
 	}
 	return dst, more
@@ -195,7 +193,7 @@ func (ns *names) Info(p *InfoCursor, visits int, dst []QueueInfo) (_ []QueueInfo
 	for ns.Broken == nil {
 		queues := &ns.numbers
 		if p.Unnumbered {
-			queues = &ns.settled.queues
+			queues = &ns.settled.List
 		}
 		for ; p.Next < queues.Len(); p.Next++ {
 			if visits--; visits < 0 {
@@ -221,7 +219,7 @@ func (ns *names) Info(p *InfoCursor, visits int, dst []QueueInfo) (_ []QueueInfo
 			dst = append(dst, ns.infoOf(q, p.Oldest))
 			p.Queue = ""
 		}
-		if p.Unnumbered || ns.settled.queues.Len() == 0 {
+		if p.Unnumbered || ns.settled.Len() == 0 {
 			return dst, false, Decided
 		}
 		p.Unnumbered, p.Next = true, 0

@@ -2,18 +2,13 @@ package engine
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"math"
 	"math/bits"
 	"slices"
 
-	"github.com/cockroachdb/pebble/v2"
-
-	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/record"
-	"codeq/internal/store"
 )
 
 // When a process dies with tasks at work, one of them may be the reason, and will be again. So they
@@ -159,8 +154,7 @@ func (su *suspects) AtWork() *crash {
 	return c
 }
 
-// CrashIsOver reports whether all tasks of the process that AtWork was told of have been taken
-// back.
+// CrashIsOver reports whether all tasks of the process of AtWork have been taken back.
 func (su *suspects) CrashIsOver() bool {
 	if su.last == nil {
 		return true
@@ -215,7 +209,7 @@ func (su *suspects) crashOf(ls *lease) (c *crash, ok bool) {
 func (le *leases) storedCrashes() (stored []keys.CrashValue) {
 	for process, c := range le.crashes {
 		if c.until >= le.Now {
-			stored = append(stored, keys.CrashValue{Process: process, Until: c.until + le.clock.ahead, Suspects: uint64(c.Suspects), Partial: c.Partial})
+			stored = append(stored, keys.CrashValue{Process: process, Until: c.until + le.clock.Ahead, Suspects: uint64(c.Suspects), Partial: c.Partial})
 		}
 	}
 	slices.SortFunc(stored, func(a, b keys.CrashValue) int { return cmp.Compare(a.Process, b.Process) })
@@ -231,7 +225,7 @@ func (le *leases) loadCrashes(stored []keys.CrashValue) {
 		if le.crashes == nil {
 			le.crashes = make(map[uint64]*processCrash)
 		}
-		le.crashes[c.Process] = &processCrash{crash{Suspects: int(c.Suspects), Partial: c.Partial}, c.Until - le.clock.ahead}
+		le.crashes[c.Process] = &processCrash{crash{Suspects: int(c.Suspects), Partial: c.Partial}, c.Until - le.clock.Ahead}
 	}
 }
 
@@ -246,8 +240,7 @@ func (su *suspects) isClearing() bool {
 // crash takes back a task from a process that has died.
 func (s *State) crash(ls *lease, c *crash) {
 	rec, err := s.Leases.finishAttempt(ls, attemptEnd{how: EventExpired, cause: causeCrash})
-	if err != nil {
-		s.Broken = err
+	if s.fails(err) {
 		return
 	}
 	cost, suspected := costOfCrash(c, ls.suspect, rec.Attempts == ls.attempts)
@@ -260,7 +253,8 @@ func (s *State) crash(ls *lease, c *crash) {
 	s.Effects.Suspects.Crashed++
 	s.Names.emit(EventExpired, ls.lane, ls.id, rec.Attempts, causeCrash)
 	// what does not count as an attempt ends no task, though the process before has allowed more
-	if cost == costAttempt && s.config.exhausted(&rec) || s.config.crashedTooOften(&rec) {
+	most := s.config.maxAttempts(ls, &rec, nil)
+	if cost == costAttempt && rec.Attempts >= most || crashedTooOften(&rec, most) {
 		rec.Suspect = false
 		s.toDeadLetter(ls, &rec)
 		return
@@ -286,12 +280,11 @@ func (su *suspects) noteSuspects(q *Queue, part int) {
 	if q.Suspects == 0 {
 		su.queues = append(su.queues, q)
 	}
-	q.Suspects |= 1 << part
-	if su.isClearing() {
+	if q.Suspects |= 1 << part; su.isClearing() {
 		su.wakeSuspects(q)
-		return
+	} else {
+		su.feed(q)
 	}
-	su.feed(q)
 }
 
 // findSuspects notes the scopes that may have waiting suspects: in queues with blocked tasks when
@@ -300,7 +293,9 @@ func (su *suspects) findSuspects() {
 	c := su
 	for ; len(c.unread) > 0 && su.Broken == nil && !su.Spent(); c.unread = c.unread[1:] {
 		if q := c.unread[0]; su.names.Queues[q.Name] == q {
-			su.Broken = su.findSuspectsOf(q)
+			if su.Broken = su.findSuspectsOf(q); q.Suspects != 0 && su.isClearing() {
+				su.wakeSuspects(q) // though none may be left in its scopes: that ends the clearing of q
+			}
 		}
 		c.unread[0] = nil
 	}
@@ -311,27 +306,12 @@ func (su *suspects) findSuspects() {
 
 // findSuspectsOf is findSuspects for a queue. Its scopes of suspects follow each other.
 func (su *suspects) findSuspectsOf(q *Queue) error {
-	scopeAt := func(part int) []byte {
-		return keys.AppendGroup(nil, keys.Blocked, q.Number, keys.SuspectScope(q.Name, part))
-	}
-	it, err := su.Store.DB().NewIter(&pebble.IterOptions{LowerBound: scopeAt(0), UpperBound: keys.GroupEnd(scopeAt(keys.SuspectParts - 1))})
-	if err != nil {
-		return store.Error(err)
-	}
-	defer func() { _ = it.Close() }() // its error is that of it.Error
-	su.NoteRead(0)
-	for valid := it.First(); valid; {
-		su.NoteRead(0)
-		_, scope, _, err := keys.ParseGrouped(it.Key())
-		if err != nil {
-			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
-		}
-		if part := keys.SuspectPart(scope); scope == keys.SuspectScope(q.Name, part) {
+	scopeOf := func(part int) uint64 { return keys.SuspectScope(q.Name, part) }
+	return su.Scopes(q.Number, scopeOf(0), scopeOf(keys.SuspectParts-1), func(scope uint64) {
+		if part := keys.SuspectPart(scope); scope == scopeOf(part) {
 			su.noteSuspects(q, part)
 		}
-		valid = it.SeekGE(keys.GroupEnd(keys.AppendGroup(nil, keys.Blocked, q.Number, scope)))
-	}
-	return store.Error(it.Error())
+	})
 }
 
 // wakeSuspects makes the next group start or clear suspects of a queue. REQUIRES: some may wait.
@@ -364,8 +344,7 @@ func (su *suspects) Start(q *Queue, take func() bool) bool {
 	return true
 }
 
-// startSuspects moves suspects of a queue into their lanes: as many as have a place, or all while
-// they are cleared.
+// startSuspects moves suspects into their lanes: those with a place, or all while they are cleared.
 func (su *suspects) startSuspects(q *Queue) error {
 	for left := q.Suspects; left != 0; left &= left - 1 {
 		part := bits.TrailingZeros16(left)
@@ -562,9 +541,9 @@ func (su *suspects) nextPass() uint64 {
 	return su.order[0].at
 }
 
-// crashedTooOften reports whether a task has been at work in too many crashes.
-func (c *Config) crashedTooOften(rec *record.Record) bool {
-	return uint64(rec.Crashes) >= crashesPerAttempt*uint64(c.maxAttempts(rec))
+// crashedTooOften reports whether a task with so many attempts was at work in too many crashes.
+func crashedTooOften(rec *record.Record, maxAttempts uint32) bool {
+	return uint64(rec.Crashes) >= crashesPerAttempt*uint64(maxAttempts)
 }
 
 func (su *suspects) recheckIsDue() bool { return len(su.names.rechecks)+len(su.unread) > 0 }

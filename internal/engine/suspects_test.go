@@ -230,6 +230,29 @@ func TestClearingBesideBlocked(t *testing.T) {
 	require.EqualValues(t, 1, r.countsOf("z").Ready)
 }
 
+// TestClearingWithoutSuspects: tasks come back from a crash that clears suspects, though none of
+// another queue is left that has had some.
+func TestClearingWithoutSuspects(t *testing.T) {
+	r := newRuled(t, Config{SuspectFor: 60_000, Replicated: true})
+	r.add(newTask(LaneKey{Queue: "a"}, record.Record{}))
+	gone := r.produce(newTask(LaneKey{Queue: "z"}, record.Record{}))[0]
+	r.settle()
+	dies := func(process uint64, queues ...string) {
+		for _, q := range queues {
+			r.lease(q, 30_000, Holder{Local: true, Handled: true, Process: process})
+		}
+		r.pass(30_001 * time.Millisecond)
+		r.settle()
+	}
+	dies(1, "a", "z")
+	r.in(func() (Verdict, error) { return r.Alter(gone, AlterCancel, AlterTo{}) })
+	r.settle()
+	require.True(t, r.start("a"))
+	dies(2, "a")
+	require.Zero(t, r.Leases.all.Len())
+	require.EqualValues(t, 1, r.countsOf("a").Blocked, "the suspect that was at work")
+}
+
 // TestClearingOfManyQueues: a group clears the suspects of no more queues than its budget allows,
 // and looks for suspects in no more queues.
 func TestClearingOfManyQueues(t *testing.T) {
@@ -311,7 +334,7 @@ func TestStaleSuspect(t *testing.T) {
 			l, _ := r.Next(r.Names.Queues["a"], 0)
 			pos, _, _ := l.tasks.First()
 			r.begin(r.drivenShard)
-			v, err := r.Alter(pos.ID, AlterCancel, 0)
+			v, err := r.Alter(pos.ID, AlterCancel, AlterTo{})
 			require.NoError(t, err)
 			require.Equal(t, Decided, v)
 			r.settle()

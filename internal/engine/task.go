@@ -1,8 +1,6 @@
 package engine
 
 import (
-	"encoding/binary"
-	"encoding/hex"
 	"fmt"
 	"strings"
 	"time"
@@ -34,24 +32,7 @@ var stateTexts = [...]string{"", "ready", "scheduled", "blocked", "leased", "dea
 func (s TaskState) String() string { return stateTexts[s] }
 
 // Receipt names one lease of one task.
-type Receipt struct {
-	ID    keys.ID
-	Token uint64 // larger with every lease of the task
-}
-
-// String returns the text form, ID.token.
-func (r Receipt) String() string { return fmt.Sprintf("%s.%016x", keys.FormatID(r.ID), r.Token) }
-
-// ParseReceipt reads the text form.
-func ParseReceipt(text []byte) (r Receipt, ok bool) {
-	var token [8]byte
-	if len(text) != keys.IDTextLen+1+2*len(token) || text[keys.IDTextLen] != '.' {
-		return r, false
-	}
-	id, ok := keys.ParseID(text[:keys.IDTextLen])
-	_, err := hex.Decode(token[:], text[keys.IDTextLen+1:])
-	return Receipt{id, binary.BigEndian.Uint64(token[:])}, ok && err == nil
-}
+type Receipt = keys.Receipt
 
 // Outcome is how a task has ended.
 type Outcome struct {
@@ -83,12 +64,12 @@ const (
 	endOfEvents
 )
 
-// EventProgress: a handler has said how far it is, which changes no state. The other bits of
-// KindSet take the numbers before it.
-const EventProgress EventKind = 11
-
-// EventSuspended: the task waits between two steps. Totals do not count it.
-const EventSuspended EventKind = 12
+// More kinds of events. The other bits of KindSet take the numbers before them.
+const (
+	EventProgress  EventKind = iota + 11 // a handler has said how far it is, which changes no state
+	eventSuspended                       // the task waits between two steps; Totals do not count it
+	eventUnhandled                       // no handler knows its kind; in Totals it is keys.Unhandled
+)
 
 // KindSet has bit k for EventKind k, and bits for the other interests.
 type KindSet uint32
@@ -130,15 +111,8 @@ type Event struct {
 	Progress  *record.Notes // of EventProgress
 }
 
-// Duplicate says that an idempotency key is taken.
-type Duplicate struct {
-	Key string
-	ID  keys.ID // of the task that has the key
-}
-
-func (d *Duplicate) Error() string {
-	return "idempotency key " + d.Key + " is taken by task " + keys.FormatID(d.ID)
-}
+// Duplicate says that an idempotency key is taken, or that a task has got a signal before.
+type Duplicate = keys.Duplicate
 
 // Rank returns the rank of a task with a priority; 0 is the rank of no task.
 func Rank(priority uint8) uint64 { return uint64(priority) + 1 }
@@ -158,6 +132,7 @@ type Tied struct {
 	Parents [][record.IDLen]byte // as in Task.After
 	Twin    int                  // index of the task of the batch with the same key; negative: none
 	Refuses bool                 // it is not stored if a parent is missing
+	MaxWait uint64               // as in record.Head
 	policy  policy
 	done    keys.ID // the parent that was completed in the commit of its follow-up; zero: none
 
@@ -168,7 +143,7 @@ type Tied struct {
 
 func TiedOf(rec *record.Record) *Tied {
 	return &Tied{
-		Ties: rec.Ties, Parents: rec.Parents, Twin: -1, Refuses: rec.OnMissing == keys.RefuseOnMissing, policy: policyOf(rec),
+		Ties: rec.Ties, Parents: rec.Parents, Twin: -1, Refuses: rec.OnMissing == keys.RefuseOnMissing, MaxWait: rec.MaxWait, policy: policyOf(rec),
 	}
 }
 
@@ -261,12 +236,7 @@ func (ns *names) emit(kind EventKind, l *Lane, id keys.ID, attempt uint32, cause
 
 func (r *round) collect(kind EventKind, l *Lane, id keys.ID, attempt uint32, cause string) {
 	r.Effects.Events = append(r.Effects.Events, Event{
-		Kind:      kind,
-		ID:        id,
-		Queue:     l.queue.Name,
-		Tenant:    l.Tenant,
-		Attempt:   attempt,
-		Time:      time.UnixMilli(int64(r.Wall)).UTC(),
+		Kind: kind, ID: id, Queue: l.queue.Name, Tenant: l.Tenant, Attempt: attempt, Time: time.UnixMilli(int64(r.Wall)).UTC(),
 		LastError: strings.Clone(cause), // it may be a part of a long string
 	})
 }

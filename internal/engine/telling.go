@@ -81,15 +81,3 @@ func (ti *ties) nextToTell() bool {
 	}
 	return false
 }
-
-// endedRange returns the range of the tasks that have ended in a state: the inverse of StateIn.
-func endedRange(state TaskState) byte {
-	switch state {
-	case Dead:
-		return keys.Dead
-	case Done:
-		return keys.Done
-	default:
-		return keys.Canceled
-	}
-}

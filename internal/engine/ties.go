@@ -115,7 +115,7 @@ func (ti *ties) holder(hash [keys.UniqueLen]byte) (id keys.ID, taken bool) {
 // isHolderMoving is isMoving for the task that has an idempotency key; the group may have produced
 // it.
 func (ti *ties) isHolderMoving(hash [keys.UniqueLen]byte, id keys.ID) bool {
-	return ti.leases.isMoving(id) || ti.uniques.HasChanged(hash) && ti.Group.find(id) == nil
+	return ti.leases.isMoving(id) || ti.uniques.HasChanged(hash) && ti.Group.Find(id) == nil
 }
 
 // takeKey gives a free key to a task, for its time from now on.
@@ -211,7 +211,7 @@ func (le *leases) lives(id keys.ID) (bool, error) {
 	if le.byID[id] != nil {
 		return true, nil
 	}
-	if base.Invariants && le.Group.hasChanged(id) && le.Group.find(id) == nil {
+	if base.Invariants && le.Group.hasChanged(id) && le.Group.Find(id) == nil {
 		base.Violated("the group has ended task %s, which is on disk", keys.FormatID(id))
 	}
 	p, indexed, err := store.PlaceOf(le.Store.DB(), id)

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/keys"
+	"codeq/internal/record"
 )
 
 // TestFingerprintsDependOnSeed: keys with one fingerprint in a shard have different ones in the
@@ -35,4 +36,22 @@ func TestFingerprintsDependOnSeed(t *testing.T) {
 		n++
 	}
 	require.False(t, mayExist(r.shards[1], n))
+}
+
+// TestTakeOverIsSmall: a task that takes the key of one at work does not write that one's record.
+func TestTakeOverIsSmall(t *testing.T) {
+	t.Parallel()
+	r := newRuled(t, Config{})
+	task := func(payload int) NewTask {
+		return newTask(LaneKey{Queue: "a"}, record.Record{
+			Head: record.Head{Ties: record.Ties{Flags: record.ReleaseOnClaim}}, UniqueKey: "k", Payload: make([]byte, payload),
+		})
+	}
+	first := r.produce(task(1 << 20))[0]
+	r.claim("a", 1)
+	r.end()
+	second := r.add(task(0))[0]
+	require.NotEqual(t, first, second)
+	require.Less(t, r.Group.Size(), 1<<10)
+	r.settle()
 }

@@ -133,8 +133,7 @@ func (ns *names) DaysOf(queue string, dst []keys.TotalsValue) ([]keys.TotalsValu
 	}
 	first := max(t.today, TotalsDays) - TotalsDays + 1
 	dst, err := t.daily.From(queue, first, dst)
-	if err != nil {
-		ns.Broken = err
+	if ns.fails(err) {
 		return dst, Decided
 	}
 	if q := ns.Queues[queue]; q != nil && q.totals.Day >= first {

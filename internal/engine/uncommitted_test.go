@@ -32,7 +32,7 @@ func TestChildrenShareCommits(t *testing.T) {
 		"dead": func(r *ruled) keys.ID {
 			one(r, record.Record{})
 			l := r.claim("p", 1)[0].Receipt
-			r.in(func() (Verdict, error) { return r.State.Fail(l, FailDead, 0, "") })
+			r.in(func() (Verdict, error) { return r.State.Fail(l, FailDead, nil, 0, "") })
 			r.end()
 			return l.ID
 		},
@@ -50,7 +50,7 @@ func TestChildrenShareCommits(t *testing.T) {
 			r.settle()
 			require.LessOrEqual(t, r.commits-before, children/10, "commits for children")
 			require.EqualValues(t, children, r.countsOf("c").Blocked)
-			r.in(func() (Verdict, error) { return r.Alter(parent, AlterCancel, 0) }) // this cancels them
+			r.in(func() (Verdict, error) { return r.Alter(parent, AlterCancel, AlterTo{}) }) // this cancels them
 			r.settle()
 			require.Zero(t, r.countsOf("c").Blocked)
 		})

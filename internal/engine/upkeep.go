@@ -60,6 +60,7 @@ var upkeeps = [...]upkeep{
 	{UpkeepTidy, RoomNone, false, func(s *State) bool { return s.Mail.ForgetIsDue() }, func(s *State) { s.Mail.forgetTaken() }},
 	{UpkeepTidy, RoomNone, false, func(s *State) bool { return s.Names.sweepLanesIsDue() }, func(s *State) { s.Names.sweepLanes() }},
 	{UpkeepTidy, RoomNone, false, func(s *State) bool { return s.Names.keepTotalsIsDue() }, func(s *State) { s.Names.keepTotals() }},
+	{UpkeepTidy, Roomy, true, func(s *State) bool { return s.Times.countKindsIsDue() }, func(s *State) { s.Times.countKinds() }},
 }
 
 // KeepUp does the due upkeep, within a budget that begins at a time. All kinds that are due at the
@@ -134,7 +135,7 @@ func (s *State) NextDue() (uptime, now, wall uint64) {
 			now = uint64(at)
 		}
 		if s.config.Replicated && s.Leases.all.Len() > 0 {
-			now = min(now, s.Leases.clock.stored+leaseClockEvery-s.Leases.clock.ahead)
+			now = min(now, s.Leases.clock.DueAt())
 		}
 	}
 	if s.HasRoom(RoomNone) {

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -47,7 +48,7 @@ func (s *State) Produce(tasks []NewTask, call *keys.CallNumber, out *Produced) (
 	if s.looksUp(tasks) && s.Spent() || !s.Ties.canAdmit(tasks) {
 		return Again, nil
 	}
-	if err := s.Names.hasLanes(len(tasks)); err != nil {
+	if err := s.Names.canHave(tasks); err != nil {
 		return Decided, err
 	}
 	out.IDs, out.Duplicates = s.admitAll(tasks, out.IDs, out.Duplicates)
@@ -57,9 +58,10 @@ func (s *State) Produce(tasks []NewTask, call *keys.CallNumber, out *Produced) (
 	return Decided, nil
 }
 
-// Complete finishes a task, and takes in its follow-ups. stillRuns: the handler goes on, or may do
-// so; when it has returned, Complete or Fail is called again.
-func (s *State) Complete(r Receipt, result []byte, next []NewTask, stillRuns bool) (Verdict, error) {
+// Complete finishes a task, and takes in its follow-ups. retention is for a task that has none, ms.
+// stillRuns: the handler goes on, or may do so; when it has returned, Complete or Fail is called
+// again.
+func (s *State) Complete(r Receipt, result []byte, retention int64, next []NewTask, stillRuns bool) (Verdict, error) {
 	if s.Leases.isRewritten(r.ID) || s.looksUp(next) && s.Spent() || !s.Ties.canAdmit(next) {
 		return Again, nil
 	}
@@ -70,13 +72,14 @@ func (s *State) Complete(r Receipt, result []byte, next []NewTask, stillRuns boo
 		}
 		return Decided, s.Leases.leaseLost(r)
 	}
-	if !s.HasRoom(RoomScarce) && s.Times.retention(ls.lane.queue, ls.retention) != 0 {
+	retention = cmp.Or(ls.retention, retention)
+	if !s.HasRoom(RoomScarce) && s.Times.retention(ls.lane.queue, retention) != 0 {
 		return Full, nil
 	}
-	if err := s.Names.hasLanes(len(next)); err != nil {
+	if err := s.Names.canHave(next); err != nil {
 		return Decided, err
 	}
-	ls.goesOn = stillRuns && ls.handled
+	ls.goesOn, ls.retention = stillRuns && ls.handled, retention
 	if s.Broken = s.complete(ls, result); s.Broken == nil && len(next) > 0 {
 		for i := range next {
 			if t := next[i].Tied; t != nil {
@@ -92,12 +95,13 @@ func (s *State) Complete(r Receipt, result []byte, next []NewTask, stillRuns boo
 type Failure int
 
 const (
-	FailRetry   Failure = iota // counts; waits, or dies when out of attempts
-	FailRelease                // does not count
-	FailReturn                 // does not count; the task keeps its place
-	FailDead                   // counts; the last one
-	FailOverdue                // counts, as the handler goes on after its Timeout; the lease goes on
-	FailSuspend                // does not count; Suspend takes it
+	FailRetry     Failure = iota // counts; waits, or dies when out of attempts
+	FailRelease                  // does not count
+	FailReturn                   // does not count; the task keeps its place
+	FailDead                     // counts; the last one
+	FailOverdue                  // counts, as the handler goes on after its Timeout; the lease goes on
+	FailSuspend                  // does not count; Suspend takes it
+	FailUnhandled                // does not count: no handler knows the kind of the task
 )
 
 // StillRuns is added to a Failure if the handler goes on, or may do so. When it has returned, Fail
@@ -105,7 +109,9 @@ const (
 const StillRuns Failure = 1 << 6
 
 // Fail ends a lease without completing the task, which waits for wait ms; negative: by the backoff.
-func (s *State) Fail(r Receipt, how Failure, wait int64, cause string) (Verdict, error) {
+// For FailUnhandled wait is how long the task may go without a handler; 0: for ever. policy is that
+// of the handler; nil: it has none.
+func (s *State) Fail(r Receipt, how Failure, policy *record.Policy, wait int64, cause string) (Verdict, error) {
 	if s.Leases.isRewritten(r.ID) {
 		return Again, nil
 	}
@@ -130,10 +136,13 @@ func (s *State) Fail(r Receipt, how Failure, wait int64, cause string) (Verdict,
 	ls.goesOn = goesOn
 	switch how {
 	case FailRetry:
-		s.Broken = s.retry(ls, cause, wait)
+		s.Broken = s.retry(ls, policy, cause, wait)
 		return Decided, nil
 	case FailReturn:
 		s.returnTask(ls, cause)
+		return Decided, nil
+	case FailUnhandled:
+		s.Broken = s.unhandled(ls, uint64(max(wait, 0)), cause)
 		return Decided, nil
 	default: // FailRelease, FailDead
 	}
@@ -142,8 +151,7 @@ func (s *State) Fail(r Receipt, how Failure, wait int64, cause string) (Verdict,
 		end.how, end.counted = EventDeadLettered, true
 	}
 	rec, err := s.Leases.finishAttempt(ls, end)
-	if err != nil {
-		s.Broken = err
+	if s.fails(err) {
 		return Decided, nil
 	}
 	if how == FailDead {
@@ -157,7 +165,8 @@ func (s *State) Fail(r Receipt, how Failure, wait int64, cause string) (Verdict,
 }
 
 // Suspend ends a lease whose task waits for some ms between two steps. The attempt does not count,
-// and its task keeps its turn and its key. step is the step that the task waits in.
+// and its task keeps its turn and its key. step is the step that the task waits in: for a signal,
+// unless it has come, or for the end of a task.
 func (s *State) Suspend(r Receipt, wait int64, number uint32, step *record.Step) (Verdict, error) {
 	if s.Leases.isRewritten(r.ID) {
 		return Again, nil
@@ -167,17 +176,33 @@ func (s *State) Suspend(r Receipt, wait int64, number uint32, step *record.Step)
 		s.Ties.returned(r)
 		return Decided, s.Leases.leaseLost(r)
 	}
-	if err := s.Leases.addStep(ls, number, step); err != nil {
-		return Decided, err
+	in := *step
+	n, err := s.Leases.countSteps(ls)
+	if s.fails(err) {
+		return Decided, nil
 	}
-	rec, err := s.Leases.finishAttempt(ls, attemptEnd{how: EventSuspended})
-	if err != nil {
-		s.Broken = err
+	if in.Kind != record.StepChild || number+1 != n { // else the task waits for the same child again
+		if err := s.Leases.addStep(ls, number, &in); err != nil || s.Broken != nil {
+			return Decided, err
+		}
+	}
+	rec, err := s.Leases.finishAttempt(ls, attemptEnd{how: eventSuspended})
+	if s.fails(err) {
 		return Decided, nil
 	}
 	rec.Attempts = ls.attempts - 1 // also if it is overdue
-	if s.Wanted>>EventSuspended&1 != 0 {
-		s.collect(EventSuspended, ls.lane, ls.id, rec.Attempts, "")
+	if s.Wanted>>eventSuspended&1 != 0 {
+		s.collect(eventSuspended, ls.lane, ls.id, rec.Attempts, "")
+	}
+	switch in.Kind {
+	case record.StepSignal:
+		wait = 0
+	case record.StepNoSignal:
+		rec.Beside |= record.Awaits
+	case record.StepChild:
+		rec.Beside |= record.Awaits
+		child := keys.ID(in.Result)
+		s.Mail.send(keys.ShardOf(child, s.config.Shards), &keys.Message{Kind: keys.MsgDepend, Parent: child, Child: ls.id, Outcome: keys.AtAnyEnd})
 	}
 	s.postpone(ls, &rec, uint64(max(wait, 0)))
 	return Decided, nil
@@ -238,6 +263,9 @@ func (s *State) Configure(queue string, value []byte) (late bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("settings of queue %q: %w", queue, err)
 	}
+	if s.Format < keys.FormatOfSteps && c.Settings.HasPolicy() {
+		return false, fmt.Errorf("%w: the shard has format %d, and policies need %d", base.ErrFormat, s.Format, keys.FormatOfSteps)
+	}
 	if c.Version != s.Names.versionOf(queue)+1 {
 		return true, nil
 	}
@@ -269,8 +297,7 @@ func (s *State) ReleaseKey(hash [keys.UniqueLen]byte, name string) (Verdict, err
 		return Decided, fmt.Errorf("%w: nobody has idempotency key %q", base.ErrNotFound, name)
 	}
 	at, err := s.locateUnended(v.ID)
-	if err != nil {
-		s.Broken = err
+	if s.fails(err) {
 		return Decided, nil
 	}
 	if at != nil && at.rec.Flags&record.HoldsKey != 0 {
@@ -314,8 +341,7 @@ func (s *State) Next(q *Queue, rank uint64) (l *Lane, pending bool) {
 	}
 }
 
-// Idleness is the question whether queues are idle, all queues if none is named. It is asked
-// repeatedly.
+// Idleness is the repeated question whether queues are idle, all queues if none is named.
 type Idleness struct {
 	Queues  []string
 	Arrived uint64 // tasks of the queues that had come from other shards

@@ -135,8 +135,7 @@ func (ti *ties) firstWaiter(q *Queue, scope uint64) *located {
 		return nil
 	}
 	at, err := ti.names.waiter(q, scope, w)
-	if err != nil {
-		ti.Broken = err
+	if ti.fails(err) {
 		return nil
 	}
 	return at

@@ -39,7 +39,7 @@ func TestWakeupsBeyondMemory(t *testing.T) {
 	}
 	commits := r.commits
 	for _, id := range canceled {
-		r.in(func() (Verdict, error) { return r.Alter(id, AlterCancel, 0) })
+		r.in(func() (Verdict, error) { return r.Alter(id, AlterCancel, AlterTo{}) })
 	}
 	require.Equal(t, commits, r.commits, "one group")
 	r.settle()

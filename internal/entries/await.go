@@ -1,10 +1,12 @@
 package entries
 
 import (
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
 
+	"codeq/internal/base"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 )
@@ -77,35 +79,86 @@ func (w *Waiting[C]) All(yield func(C) bool) {
 
 // Awaiting is the callers of a node that listen for the ends of tasks, which the log tells.
 type Awaiting struct {
-	mu     sync.Mutex // guards byTask, and the outcomes of those in it
+	mu     sync.Mutex // guards the fields below, and those of the listeners
 	byTask map[keys.ID][]*Listener
+	byCall map[callID]*Listener // of tasks that are being produced
 }
+
+// callID is the number of a produce of this node.
+type callID struct{ incarnation, seq uint64 }
 
 // Listener is a caller that listens for the end of one task.
 type Listener struct {
-	heard   func()
+	id      keys.ID // zero: not known yet
+	call    callID
+	heard   func() // nil: it does not wait yet
 	outcome *engine.Outcome
 }
 
-// Listen adds a caller. heard is called when the task ends, and must not block.
-func (a *Awaiting) Listen(id keys.ID, heard func()) *Listener {
-	l := &Listener{heard: heard}
+// Listen makes a caller wait for the end of a task, for which it listens already if it has expected
+// it. heard is called when the task has ended, and must not block.
+func (a *Awaiting) Listen(id keys.ID, l *Listener, heard func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.listen(id, l)
+	if l.heard = heard; l.outcome != nil {
+		heard()
+	}
+}
+
+func (a *Awaiting) listen(id keys.ID, l *Listener) {
+	if l.id != (keys.ID{}) {
+		return
+	}
 	if a.byTask == nil {
 		a.byTask = make(map[keys.ID][]*Listener)
 	}
+	l.id = id
 	a.byTask[id] = append(a.byTask[id], l)
-	return l
+}
+
+// Expect makes a caller listen for the end of the task that a call is about to produce.
+func (a *Awaiting) Expect(incarnation, seq uint64, l *Listener) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.byCall == nil {
+		a.byCall = make(map[callID]*Listener)
+	}
+	delete(a.byCall, l.call)
+	l.call = callID{incarnation, seq}
+	a.byCall[l.call] = l
+}
+
+// Answered takes the answers of calls that are expected from the stored session of this node.
+func (a *Awaiting) Answered(session []byte) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.byCall) == 0 {
+		return nil
+	}
+	v, err := keys.ParseSession(session)
+	if err != nil {
+		return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+	}
+	for i := range v.Calls {
+		c := &v.Calls[i]
+		if l := a.byCall[callID{v.Incarnation, c.Seq}]; l != nil && len(c.IDs) == 1 && len(c.Duplicates) == 0 {
+			a.listen(c.IDs[0], l)
+		}
+	}
+	return nil
 }
 
 // Leave removes a caller, and returns the outcome that it has heard; nil: none.
-func (a *Awaiting) Leave(id keys.ID, l *Listener) *engine.Outcome {
+func (a *Awaiting) Leave(l *Listener) *engine.Outcome {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	rest := slices.DeleteFunc(a.byTask[id], func(other *Listener) bool { return other == l })
-	if a.byTask[id] = rest; len(rest) == 0 {
-		delete(a.byTask, id)
+	delete(a.byCall, l.call)
+	rest := slices.DeleteFunc(a.byTask[l.id], func(other *Listener) bool { return other == l })
+	if len(rest) == 0 {
+		delete(a.byTask, l.id)
+	} else {
+		a.byTask[l.id] = rest
 	}
 	return l.outcome
 }
@@ -121,8 +174,9 @@ func (a *Awaiting) Tell(endings []engine.Ending) {
 		for _, l := range a.byTask[endings[i].ID] {
 			if l.outcome == nil {
 				o := CloneOutcome(&endings[i].Outcome)
-				l.outcome = &o
-				l.heard()
+				if l.outcome = &o; l.heard != nil {
+					l.heard()
+				}
 			}
 		}
 	}

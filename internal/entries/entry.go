@@ -52,6 +52,9 @@ func ParseEntry(b []byte) (Entry, error) {
 type Writer struct {
 	// Adopt is called with an identity of the shard before it is stored.
 	Adopt func(identity []byte) error
+	// Answered is called with the session of the node named Node before it is stored.
+	Node     string
+	Answered func(session []byte) error
 
 	batch *pebble.Batch // of the store; nil: none yet
 	buf   []byte        // memory of batch
@@ -82,12 +85,17 @@ func (w *Writer) Write(st *store.Store, e *Entry, index, term uint64) (clock boo
 		// Pebble writes into the bytes of a batch, and those of the log are
 		// still on their way to other nodes.
 		w.buf = append(w.buf[:0], e.Batch...)
-		if has, err = setRepr(b, w.buf); err != nil {
+		if has, err = setRepr(b, w.buf, w.Node); err != nil {
 			return false, err
 		}
 	}
 	if has.identity != nil {
 		if err := w.Adopt(has.identity); err != nil {
+			return false, err
+		}
+	}
+	if has.session != nil {
+		if err := w.Answered(has.session); err != nil {
 			return false, err
 		}
 	}
@@ -121,11 +129,12 @@ type contents struct {
 	clock   bool // it stores the clock of leases
 	// identity is that of the shard, which it stores; nil: it does not. It aliases the batch.
 	identity []byte
+	session  []byte // likewise, that of the node
 }
 
 // setRepr makes a batch of its bytes, after a check: malformed ones would make Pebble panic in the
 // middle of a commit.
-func setRepr(b *pebble.Batch, repr []byte) (has contents, err error) {
+func setRepr(b *pebble.Batch, repr []byte, node string) (has contents, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("%w: batch: %v", base.ErrCorrupt, p)
@@ -146,8 +155,13 @@ func setRepr(b *pebble.Batch, repr []byte) (has contents, err error) {
 		switch kind {
 		case pebble.InternalKeyKindSet, pebble.InternalKeyKindDelete, pebble.InternalKeyKindSingleDelete:
 			has.clock = has.clock || len(key) > 0 && key[0] == keys.LeaseTime
-			if kind == pebble.InternalKeyKindSet && len(key) > 0 && key[0] == keys.Meta {
-				has.identity = value
+			if kind == pebble.InternalKeyKindSet && len(key) > 0 {
+				switch {
+				case key[0] == keys.Meta:
+					has.identity = value
+				case key[0] == keys.Session && string(key[1:]) == node:
+					has.session = value
+				}
 			}
 			n++
 		case pebble.InternalKeyKindRangeDelete:

@@ -17,9 +17,12 @@ import (
 // Invariant: while a call or a subscription goes on, every shard has stored its kinds. Sets have
 // numbers, so that one that arrives late does not replace a later one.
 type Interests struct {
-	incarnation uint64        // of the node
-	turn        chan struct{} // capacity 1: held during a change of the stored kinds
-	less        chan struct{} // capacity 1: something is wanted by one less
+	incarnation uint64                                          // of the node
+	wanted      func() engine.KindSet                           // by subscriptions
+	store       func(context.Context, keys.InterestValue) error // stores a set in each shard; calls take turns
+
+	turn chan struct{} // capacity 1: held during a change of the stored kinds
+	less chan struct{} // capacity 1: something is wanted by one less
 
 	stored   engine.KindSet // in every shard, unless doubtful is set; guarded by turn
 	doubtful bool           // likewise: shards may have another set, at first that of an earlier incarnation
@@ -30,17 +33,17 @@ type Interests struct {
 	sure  engine.KindSet // is stored in every shard, and not about to be given back
 }
 
-// NewInterests returns those of a node that has just been opened.
-func NewInterests(incarnation uint64) *Interests {
+// NewInterests returns those of a node that has just been opened. wanted are the kinds of its
+// subscriptions, and store stores a set in each shard.
+func NewInterests(incarnation uint64, wanted func() engine.KindSet, store func(context.Context, keys.InterestValue) error) *Interests {
 	return &Interests{
-		incarnation: incarnation, turn: make(chan struct{}, 1), less: make(chan struct{}, 1), doubtful: true,
+		incarnation: incarnation, wanted: wanted, store: store, turn: make(chan struct{}, 1), less: make(chan struct{}, 1), doubtful: true,
 		users: make(map[engine.KindSet]int),
 	}
 }
 
 // Keep makes all shards tell the node of kinds, from the next change on until Release is called.
-// publish calls Set.
-func (w *Interests) Keep(kinds engine.KindSet, publish func() error) error {
+func (w *Interests) Keep(ctx context.Context, kinds engine.KindSet) error {
 	w.mu.Lock()
 	w.users[kinds]++
 	sure := w.sure&kinds == kinds
@@ -48,7 +51,7 @@ func (w *Interests) Keep(kinds engine.KindSet, publish func() error) error {
 	if sure {
 		return nil
 	}
-	err := publish()
+	err := w.Publish(ctx)
 	if err != nil {
 		w.Release(kinds)
 	}
@@ -74,9 +77,8 @@ func (w *Interests) Less() {
 	}
 }
 
-// Set makes the shards tell the node about the kept kinds, and those that wanted adds. store stores
-// a set in each shard; calls of it take turns.
-func (w *Interests) Set(ctx context.Context, wanted func() engine.KindSet, store func(keys.InterestValue) error) error {
+// Publish makes the shards tell the node about the kept kinds, and those of its subscriptions.
+func (w *Interests) Publish(ctx context.Context) error {
 	select {
 	case w.turn <- struct{}{}:
 		defer func() { <-w.turn }()
@@ -84,7 +86,7 @@ func (w *Interests) Set(ctx context.Context, wanted func() engine.KindSet, store
 		return base.EndOf(ctx)
 	}
 	w.mu.Lock()
-	kinds := wanted()
+	kinds := w.wanted()
 	for kept, users := range w.users {
 		if users > 0 {
 			kinds |= kept
@@ -97,7 +99,7 @@ func (w *Interests) Set(ctx context.Context, wanted func() engine.KindSet, store
 	}
 	w.doubtful = true
 	w.number++
-	if err := store(keys.InterestValue{Kinds: uint64(kinds), Incarnation: w.incarnation, Number: w.number}); err != nil {
+	if err := w.store(ctx, keys.InterestValue{Kinds: uint64(kinds), Incarnation: w.incarnation, Number: w.number}); err != nil {
 		return err
 	}
 	w.stored, w.doubtful = kinds, false
@@ -111,8 +113,8 @@ func (w *Interests) Set(ctx context.Context, wanted func() engine.KindSet, store
 const withdrawAfter = 10 * time.Second
 
 // Withdraw removes unused kinds from the shards, until ctx ends; at first those of an earlier
-// incarnation of the node. publish calls Set.
-func (w *Interests) Withdraw(ctx context.Context, publish func() error) {
+// incarnation of the node.
+func (w *Interests) Withdraw(ctx context.Context) {
 	wait := time.NewTimer(withdrawAfter)
 	defer wait.Stop()
 	for {
@@ -121,7 +123,7 @@ func (w *Interests) Withdraw(ctx context.Context, publish func() error) {
 		case <-ctx.Done():
 			return
 		}
-		if publish() == nil {
+		if w.Publish(ctx) == nil {
 			select {
 			case <-w.less:
 			case <-ctx.Done():

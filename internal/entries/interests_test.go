@@ -27,26 +27,29 @@ type interested struct {
 }
 
 func newInterested() *interested {
-	n := &interested{Interests: NewInterests(7), before: func() {}}
+	n := &interested{before: func() {}}
+	n.Interests = NewInterests(7, n.hub.Wanted, n.store)
 	n.hub.Less = n.Less
 	return n
 }
 
-func (n *interested) publish() error {
-	return n.Set(context.Background(), n.hub.Wanted, func(v keys.InterestValue) error {
-		n.before()
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		n.stored++
-		for i := range n.shards {
-			if n.broken && i == 1 {
-				return errors.New("it was given up")
-			}
-			n.shards[i] = v
+func (n *interested) store(_ context.Context, v keys.InterestValue) error {
+	n.before()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.stored++
+	for i := range n.shards {
+		if n.broken && i == 1 {
+			return errors.New("it was given up")
 		}
-		return nil
-	})
+		n.shards[i] = v
+	}
+	return nil
 }
+
+func (n *interested) publish() error { return n.Publish(context.Background()) }
+
+func (n *interested) keep(kinds engine.KindSet) error { return n.Keep(context.Background(), kinds) }
 
 func (n *interested) requireStored(t *testing.T, kinds engine.KindSet) {
 	t.Helper()
@@ -74,10 +77,10 @@ func (n *interested) setBroken(broken bool) {
 // all, with a larger number, also if it equals the set before.
 func TestInterestsHalfStored(t *testing.T) {
 	n := newInterested()
-	require.NoError(t, n.Keep(3, n.publish))
+	require.NoError(t, n.keep(3))
 	n.requireStored(t, 3)
 	n.broken = true
-	require.Error(t, n.Keep(4, n.publish))
+	require.Error(t, n.keep(4))
 	require.Equal(t, [2]keys.InterestValue{{Kinds: 7, Incarnation: 7, Number: 2}, {Kinds: 3, Incarnation: 7, Number: 1}}, n.shards)
 	n.broken = false
 	require.NoError(t, n.publish())
@@ -96,7 +99,7 @@ func TestWithdraw(t *testing.T) {
 		n.shards = [2]keys.InterestValue{{Kinds: 9, Incarnation: 6, Number: 1}, {Kinds: 9, Incarnation: 6, Number: 1}}
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan struct{})
-		go func() { n.Withdraw(ctx, n.publish); close(ended) }()
+		go func() { n.Withdraw(ctx); close(ended) }()
 		time.Sleep(withdrawAfter)
 		synctest.Wait()
 		n.requireStored(t, 0)
@@ -108,15 +111,15 @@ func TestWithdraw(t *testing.T) {
 			return sub
 		}
 		first := subscribe()
-		require.NoError(t, n.Keep(8, n.publish))
-		require.NoError(t, n.Keep(8, n.publish))
+		require.NoError(t, n.keep(8))
+		require.NoError(t, n.keep(8))
 		n.requireStored(t, 14)
 		sets := n.sets()
 		first.Close()
 		n.Release(8)
 		subscribe().Close()
 		time.Sleep(withdrawAfter - 1)
-		require.NoError(t, n.Keep(8, n.publish))
+		require.NoError(t, n.keep(8))
 		n.Release(8)
 		n.requireStored(t, 14)
 		require.Equal(t, sets, n.sets())
@@ -145,7 +148,7 @@ func TestWithdraw(t *testing.T) {
 func TestWithdrawBesideSubscribe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newInterested()
-		require.NoError(t, n.Keep(8, n.publish))
+		require.NoError(t, n.keep(8))
 		sub, err := n.hub.Subscribe(6, nil, 1)
 		require.NoError(t, err)
 		require.NoError(t, n.publish())
@@ -161,7 +164,7 @@ func TestWithdrawBesideSubscribe(t *testing.T) {
 		done := make(chan error, 3)
 		go func() { done <- n.publish() }()
 		<-withdrawing
-		go func() { done <- n.Keep(8, n.publish) }()
+		go func() { done <- n.keep(8) }()
 		go func() {
 			_, err := n.hub.Subscribe(2, nil, 1)
 			done <- errors.Join(err, n.publish())

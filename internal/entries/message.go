@@ -41,7 +41,7 @@ func EncodeEffects(f *engine.Effects) []byte {
 	dst = wire.AppendUint(dst, uint64(len(f.Endings)))
 	for i := range f.Endings {
 		e := &f.Endings[i]
-		dst = appendOutcome(append(dst, e.ID[:]...), &e.Outcome)
+		dst = AppendOutcome(append(dst, e.ID[:]...), &e.Outcome)
 	}
 	dst = wire.AppendUint(dst, uint64(len(f.Canceled)))
 	for i := range f.Canceled {
@@ -67,7 +67,7 @@ func ParseMessage(b []byte) (m Message, err error) {
 		m.Events = append(m.Events, e)
 	}
 	for range r.Count(keys.IDLen + 4) {
-		m.Endings = append(m.Endings, engine.Ending{ID: keys.ReadID(r), Outcome: readOutcome(r)})
+		m.Endings = append(m.Endings, engine.Ending{ID: keys.ReadID(r), Outcome: ReadOutcome(r)})
 	}
 	m.Canceled = call.ReadReceipts(r)
 	if err := r.Done(); err != nil {
@@ -84,18 +84,18 @@ type Await struct {
 
 func (b *Await) Append(dst []byte) []byte      { return append(dst, b.ID[:]...) }
 func (b *Await) Read(r *wire.Reader)           { b.ID = keys.ReadID(r) }
-func (b *Await) AppendReply(dst []byte) []byte { return appendOutcome(dst, &b.Outcome) }
-func (b *Await) ReadReply(r *wire.Reader)      { b.Outcome = readOutcome(r) }
+func (b *Await) AppendReply(dst []byte) []byte { return AppendOutcome(dst, &b.Outcome) }
+func (b *Await) ReadReply(r *wire.Reader)      { b.Outcome = ReadOutcome(r) }
 func (b *Await) Again()                        {}
 
-// appendOutcome appends an outcome.
-func appendOutcome(dst []byte, o *engine.Outcome) []byte {
+// AppendOutcome appends an outcome.
+func AppendOutcome(dst []byte, o *engine.Outcome) []byte {
 	dst = wire.AppendBytes(append(dst, byte(o.State)), o.Result)
 	return wire.AppendUint(wire.AppendBytes(dst, o.LastError), uint64(o.Attempts))
 }
 
-// readOutcome reads an outcome that shares no memory with the message.
-func readOutcome(r *wire.Reader) engine.Outcome {
+// ReadOutcome reads an outcome that shares no memory with the message.
+func ReadOutcome(r *wire.Reader) engine.Outcome {
 	o := engine.Outcome{State: engine.TaskState(r.Byte())}
 	if b := r.Bytes(); len(b) > 0 {
 		o.Result = bytes.Clone(b)

@@ -98,6 +98,18 @@ func (w *Watch) Await(done <-chan struct{}) (stuck *Part, age time.Duration) {
 	}
 }
 
+// Rest stops the timers of the parts on which nothing is under way: they keep the watch in memory,
+// and all that it leads to. The next operation sets them again.
+func (w *Watch) Rest() {
+	for _, p := range w.parts {
+		p.mu.Lock()
+		if p.first == nil && p.timer != nil && p.timer.Stop() {
+			p.armed = false
+		}
+		p.mu.Unlock()
+	}
+}
+
 func (w *Watch) changed() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -73,6 +73,31 @@ func TestWatch(t *testing.T) {
 	})
 }
 
+// TestWatchRests: a watch at rest has no timer, unless an operation is under way. The next one
+// is watched again.
+func TestWatchRests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := NewWatch(time.Second, slog.New(slog.DiscardHandler), "log", "shard 0")
+		log, shard := w.Part(0), w.Part(1)
+		free := make(chan struct{})
+		hang := func(p *Part) {
+			go func() { _ = p.Do("sync", "a", func() error { <-free; return nil }) }()
+			synctest.Wait()
+		}
+		require.NoError(t, log.Do("sync", "a", func() error { return nil }))
+		hang(shard)
+		require.True(t, log.armed)
+		w.Rest()
+		require.False(t, log.armed)
+		require.True(t, shard.armed)
+		hang(log)
+		change := w.Changed()
+		time.Sleep(time.Second)
+		<-change
+		close(free)
+	})
+}
+
 // TestWatchAwaits: if an operation does not return, a caller that waits for something waits at most
 // twice the time limit of an operation.
 func TestWatchAwaits(t *testing.T) {

@@ -24,7 +24,8 @@ import (
 //     every index entry points to a record;
 //   - every lease record has a valid lease, and the clocks of leases
 //     and of periods can be read;
-//   - the counts of every queue, and the sizes of its buckets, are those of its records;
+//   - the counts of every queue, and the sizes of its buckets, are those of its records, and so are
+//     the counts of dead letters by kind, as far as their records have one; each kind has a text;
 //   - the totals of a queue do not decrease from day to day, and only one number has those of its
 //     name;
 //   - an idempotency key is held by an unended task, or until a time at which the shard checks it;
@@ -35,8 +36,8 @@ import (
 //   - every pin belongs to an unended task, or one whose end is in a message;
 //   - every task that waits for parents counts them, and every parent says so in its record;
 //   - a task whose children are being told of its end has ended;
-//   - steps belong to unended tasks and have no gaps, and a task that is not leased has as many as
-//     its record says;
+//   - steps, signals and cursors belong to unended tasks, are within their bounds and have no gaps,
+//     and those of a task that is not leased are as its record says;
 //   - settings can be read, and the shard has those that it sends, or newer ones;
 //   - no message has a number beyond that of the last one;
 //   - every schedule can be read, and lies in the shard of its name;
@@ -64,7 +65,7 @@ func inspect(r pebble.Reader, rules *Rules, index, shards int) *checker {
 		wakes: make(map[wakeKey]bool), pending: make(map[taskID]bool), versions: make(map[string]uint64), unknown: make(map[string]uint64),
 		sent: make(map[uint32]uint64), lastLanes: make(map[laneKey]lastLane),
 		totals: make(map[string]keys.TotalsValue), counted: make(map[string]bool), leaving: make(map[taskID]bool), told: make(map[taskID]byte),
-		steps: make(map[taskID]uint32),
+		steps: make(map[taskID]foundSteps), kinds: make(map[bucketKind]*foundKind), usedKinds: make(map[queueKind]bool),
 	}
 	steps := []error{c.view.LoadLeases(), each(c, keys.Lane, keys.ParseNumbered, keys.ParseLaneValue, c.lane)}
 	for _, prefix := range keys.RecordRanges {
@@ -80,6 +81,7 @@ func inspect(r pebble.Reader, rules *Rules, index, shards int) *checker {
 		store.Scan(r, keys.Daily, c.day),
 		each(c, keys.Counters, keys.ParseNumbered, keys.ParseCounters, c.counters),
 		store.Scan(r, keys.Buckets, c.bucket),
+		store.Scan(r, keys.DeadKind, c.deadKind),
 		store.Scan(r, keys.Settings, c.settings),
 		each(c, keys.Unique, keys.ParseHashed, keys.ParseUnique, c.unique),
 		store.Scan(r, keys.Freed, c.freed),
@@ -94,7 +96,7 @@ func inspect(r pebble.Reader, rules *Rules, index, shards int) *checker {
 		store.Scan(r, keys.Outbound, c.message),
 		store.Scan(r, keys.Pin, c.pin),
 		store.Scan(r, keys.Schedule, c.schedule),
-		each(c, keys.Step, parseStepKey, record.ParseStep, c.step),
+		store.Scan(r, keys.Step, c.beside),
 	)
 	c.finish()
 	for _, err := range steps {
@@ -119,16 +121,18 @@ type checker struct {
 	buckets       map[keys.Place]uint64       // found; bucket removes those that it has compared
 	turns         map[uint64]keys.GroupValue
 	wakes         map[wakeKey]bool
-	pending       map[taskID]bool   // tasks that count parents
-	told          map[taskID]byte   // by ID of the parent, its last range
-	steps         map[taskID]uint32 // found, of unended tasks
-	versions      map[string]uint64 // of the settings
-	unknown       map[string]uint64 // of settings that the shard sends, and does not have
+	pending       map[taskID]bool       // tasks that count parents
+	told          map[taskID]byte       // by ID of the parent, its last range
+	steps         map[taskID]foundSteps // of unended tasks
+	versions      map[string]uint64     // of the settings
+	unknown       map[string]uint64     // of settings that the shard sends, and does not have
 	lastLanes     map[laneKey]lastLane
-	sent          map[uint32]uint64 // the last message, by receiver
-	taken         uint64            // the last message from itself
-	tasks         keys.Counts       // found, in all queues
-	leaving       map[taskID]bool   // tasks that release their parents
+	sent          map[uint32]uint64         // the last message, by receiver
+	taken         uint64                    // the last message from itself
+	tasks         keys.Counts               // found, in all queues
+	leaving       map[taskID]bool           // tasks that release their parents
+	kinds         map[bucketKind]*foundKind // of dead letters; bucket removes the compared ones
+	usedKinds     map[queueKind]bool        // that buckets count; deadKind removes those with a text
 	errs          []error
 }
 
@@ -248,6 +252,11 @@ func (c *checker) record(key, value []byte) error {
 	if st.count(&counts) {
 		c.buckets[p]++
 	}
+	if rec.DeadKind != 0 && p.Range != keys.Dead {
+		c.report("task %s is no dead letter, and counted as one of kind %d", taskID(id), rec.DeadKind)
+	} else if rec.DeadKind != 0 {
+		c.foundDead(id, p, rec.DeadKind, t.Ended.At)
+	}
 	if p.Range != keys.Task && p.Range != keys.Scheduled && p.Group != st.queue {
 		c.report("task %s of queue %d lies with queue %d", taskID(id), st.queue, p.Group)
 	}
@@ -263,7 +272,7 @@ func isUTF8(queue, tenant string, rec *record.Record) bool {
 		}
 	}
 	return utf8.ValidString(queue) && utf8.ValidString(tenant) && utf8.ValidString(rec.GroupKey) &&
-		utf8.ValidString(rec.LimitKey) && utf8.ValidString(rec.UniqueKey)
+		utf8.ValidString(rec.LimitKey) && utf8.ValidString(rec.Kind) && utf8.ValidString(rec.UniqueKey)
 }
 
 func (c *checker) entry(id keys.ID, p keys.Place) {
@@ -377,12 +386,13 @@ func (c *checker) bucket(key, value []byte) error {
 		c.report("%w", err)
 		return nil
 	}
-	size, err := keys.ParseNumber(value)
+	v, err := keys.ParseBucketValue(value)
 	p := keys.Place{Range: prefix, Group: number, At: until}
-	if err != nil || size == 0 || size != c.buckets[p] {
+	if err != nil || v.Size == 0 || v.Size != c.buckets[p] {
 		c.report("bucket %+v has %d tasks, its size is %x", p, c.buckets[p], value)
 	}
 	delete(c.buckets, p)
+	c.bucketKinds(p, &v)
 	return nil
 }
 
@@ -470,7 +480,7 @@ func (c *checker) telling(key, value []byte) error {
 
 func (c *checker) dependent(key, value []byte) error {
 	parent, child, err := keys.ParseDependent(key)
-	if err != nil || len(value) != 1 || value[0] > keys.RunOnDead {
+	if err != nil || len(value) != 1 || value[0] > keys.AtAnyEnd {
 		c.report("dependent %x has value %x: %w", key, value, err)
 		return nil
 	}
@@ -566,27 +576,6 @@ func (c *checker) schedule(key, value []byte) error {
 	return nil
 }
 
-// stepKey names a step.
-type stepKey struct {
-	id     taskID
-	number uint16
-}
-
-func parseStepKey(key []byte) (k stepKey, err error) {
-	id, number, err := keys.ParseStep(key)
-	return stepKey{taskID(id), number}, err
-}
-
-func (c *checker) step(k stepKey, _ record.Step) {
-	switch st := c.seen[k.id]; {
-	case st == nil || st.ended():
-		c.report("step %d belongs to task %s, which has ended: %+v", k.number, k.id, st)
-	case uint32(k.number) != c.steps[k.id]:
-		c.report("step %d of task %s follows %d others", k.number, k.id, c.steps[k.id])
-	}
-	c.steps[k.id]++
-}
-
 // finish reports contradictions that show only when the whole shard was read.
 func (c *checker) finish() {
 	for queue, version := range c.unknown {
@@ -599,9 +588,7 @@ func (c *checker) finish() {
 		if st.isKept() && !st.pinned {
 			c.report("task %s at %+v is kept for longer than its retention, and is not pinned", id, st.Place)
 		}
-		if n := c.steps[id]; st.Steps > n || st.Steps < n && !st.leased {
-			c.report("task %s at %+v has %d steps, its record says %d", id, st.Place, n, st.Steps)
-		}
+		c.finishSteps(id, st)
 		if st.ended() {
 			continue
 		}
@@ -632,4 +619,5 @@ func (c *checker) finish() {
 	for p, n := range c.buckets {
 		c.report("bucket %+v has %d tasks and no size", p, n)
 	}
+	c.finishKinds()
 }

@@ -101,6 +101,11 @@ func (b *rebuilder) copyRecords() error {
 				b.damage = errors.Join(b.damage, b.commit(), b.db.Delete(old.AppendKey(nil, id), pebble.NoSync))
 			}
 			b.tasks[id] = t
+			if t.DeadKind != 0 { // the shard counts dead letters again
+				var err error
+				value, err = changed(t.Place, value, func(rec *record.Record) { rec.DeadKind = 0 })
+				b.damage = errors.Join(b.damage, err)
+			}
 			b.set(key, value)
 			b.clock = max(b.clock, keys.ClockOf(id))
 		}); err != nil {
@@ -119,20 +124,27 @@ func (b *rebuilder) copyRecords() error {
 func (b *rebuilder) rewrite(id taskID, t *rebuiltTask, change func(*record.Record)) error {
 	key := t.AppendKey(nil, id)
 	value, err := store.Lookup(b.db, key)
-	if err != nil {
-		return err
+	if err == nil {
+		value, err = changed(t.Place, value, change)
 	}
-	lane, stored, ended, err := store.SplitValue(t.Place, value)
+	if err == nil {
+		b.set(key, value)
+	}
+	return err
+}
+
+// changed returns the value of a task with a changed record.
+func changed(p keys.Place, value []byte, change func(*record.Record)) ([]byte, error) {
+	lane, stored, ended, err := store.SplitValue(p, value)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	rec, err := record.Decode(stored)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	change(&rec)
-	b.set(key, store.JoinValue(t.Place, lane, &rec, ended))
-	return nil
+	return store.JoinValue(p, lane, &rec, ended), nil
 }
 
 // task decodes a task; ok is false if that fails, or the task belongs to another shard.
@@ -246,31 +258,6 @@ func (b *rebuilder) copyLeases() error {
 			b.clock = max(b.clock, seq)
 		}
 	})
-}
-
-// copySteps copies the steps of unended tasks, as far as none is missing: a task goes on after the
-// last one.
-func (b *rebuilder) copySteps() error {
-	found := make(map[taskID]uint32)
-	if err := scanParsed(b.old, keys.Step, parseStepKey, record.ParseStep, func(k stepKey, _ record.Step, key, value []byte) {
-		if t := b.tasks[k.id]; t != nil && !t.ended() && uint32(k.number) == found[k.id] {
-			found[k.id]++
-			b.set(key, value)
-		}
-	}); err != nil {
-		return err
-	}
-	for id, t := range b.tasks {
-		if n := found[id]; n != t.Steps {
-			t.Steps = n
-			if err := b.rewrite(id, t, func(rec *record.Record) {
-				rec.Steps, rec.Rewritten = n, rec.Rewritten || t.Range == keys.Task
-			}); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }
 
 // rebuildCounters counts the tasks, and copies the totals.

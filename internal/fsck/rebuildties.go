@@ -213,7 +213,7 @@ func (b *rebuilder) rebuildParents() error {
 		scanParsed(b.old, keys.Pending, keys.ParseByID, keys.ParseNumber, func(id keys.ID, n uint64, _, _ []byte) { waits[id] = n }),
 		b.old.scan(keys.Dependent, func(key, value []byte) {
 			parent, _, err := keys.ParseDependent(key)
-			if err == nil && len(value) == 1 && value[0] <= keys.RunOnDead && (b.awaited(parent) || b.told[parent]) {
+			if err == nil && len(value) == 1 && value[0] <= keys.AtAnyEnd && (b.awaited(parent) || b.told[parent]) {
 				b.set(key, value)
 			}
 		}),

@@ -230,7 +230,18 @@ func TestRebuild(t *testing.T) {
 		"no counters":      {remove(counters), "has tasks and no counters", nil},
 		"size of a bucket": {set(string(keys.AppendBucket(nil, keys.Done, fixtureQueue, keys.Forever)), string(keys.AppendNumber(nil, 2))), "has 1 tasks", nil},
 		"no bucket":        {remove(string(keys.AppendBucket(nil, keys.Dead, fixtureQueue, keys.Forever))), "has 1 tasks and no size", nil},
-		"turn of a group":  {remove(scope), "which does not pass on", nil},
+		"counts of kinds, which begin anew": {func(e entries) {
+			p := keys.Place{Range: keys.Dead, Group: fixtureQueue, At: keys.Forever}
+			key := string(p.AppendKey(nil, f.dead))
+			value, err := changed(p, []byte(e[key]), func(rec *record.Record) { rec.DeadKind = 2 })
+			require.NoError(t, err)
+			e[key] = string(value)
+			e[string(keys.AppendDeadKind(nil, fixtureQueue, 1))] = "boom"
+		}, "does not count them", func(e entries) {
+			clear(e)
+			maps.Copy(e, f.entries)
+		}},
+		"turn of a group": {remove(scope), "which does not pass on", nil},
 		"turn of a task that is gone": {
 			set(scope, string(keys.GroupValue{Holder: keys.ID{1}, Waiting: true}.Append(nil))), "has the turn", nil,
 		},

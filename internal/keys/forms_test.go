@@ -27,6 +27,15 @@ var forms = []struct {
 	{"lane", func(b []byte) []byte { return AppendNumbered(b, Lane, goldenLane) }, "03 00000102", "numbered", nil},
 	{"counters", func(b []byte) []byte { return AppendNumbered(b, Counters, goldenQueue) }, "04 00000007", "numbered", nil},
 	{"bucket of dead letters", func(b []byte) []byte { return AppendBucket(b, Dead, goldenQueue, goldenTime) }, "05 14 00000007 00000193b3c01235", "bucket", []byte{Buckets}},
+	{"kind of dead letters", func(b []byte) []byte { return AppendDeadKind(b, goldenQueue, 3) }, "26 00000007 00000003", "dead kind", []byte{DeadKind}},
+	{"bucket without kinds", func(b []byte) []byte { return (&BucketValue{Size: 5}).Append(b) }, "0000000000000005", "", nil},
+	{"bucket with kinds", func(b []byte) []byte {
+		v := BucketValue{Size: 9}
+		v.Add(OtherKinds, goldenID, goldenTime)
+		v.Add(3, goldenID, goldenTime)
+		v.Add(3, otherID, goldenTime+2*dayMillis)
+		return v.Append(b)
+	}, "0000000000000009 00 01 b5a4809ebb32" + goldenIDHex + "01 01 03 02 b594b3f0bb32" + otherIDHex + "03 01 00 01", "", nil},
 	{"buckets of a queue", func(b []byte) []byte { return AppendBuckets(b, Canceled, goldenQueue) }, "05 16 00000007", "", nil},
 	{"task fresh", func(b []byte) []byte { return AppendTask(b, goldenLane, SinceOf(goldenID), goldenID) }, "10 00000102" + goldenIDHex, "task", []byte{Task}},
 	{"task moved", func(b []byte) []byte { return AppendTask(b, goldenLane, MovedSince(goldenTime), goldenID) }, "10 00000102 0193b3c01235 8000" + goldenIDHex, "task", []byte{Task}},
@@ -83,6 +92,15 @@ var forms = []struct {
 		return LaneValue{Queue: goldenQueue, Priority: 9, Tenant: "acme", Seq: 258}.Append(b)
 	}, "00000007 89 0000000000000102 61636d65", "lane entry", nil},
 	{"lane value without a tenant", func(b []byte) []byte { return LaneValue{Queue: goldenQueue}.Append(b) }, "00000007 00", "lane entry", nil},
+	{
+		"totals with unhandled tasks",
+		func(b []byte) []byte {
+			v := goldenTotals()
+			v.All[Unhandled], v.OfDay[Unhandled] = 5, 0
+			return v.Append(b)
+		},
+		"a09c818008 01020304050607ac02 05 01000000000007ab02 00", "", nil,
+	},
 	{"row of totals", func(b []byte) []byte { return AppendTotals(b, "mail", 20_000) }, "0e 04 6d61696c 00004e20", "", nil},
 	{"number", func(b []byte) []byte { return AppendNumber(b, goldenSeq) }, "0193b3c012345003", "number", nil},
 	{"settings value", func(b []byte) []byte { return settingsValue().Append(b) }, "000000000000012c 7b2252617465223a327d", "", nil},
@@ -157,6 +175,10 @@ var parsers = map[string]func(b []byte) (again []byte, err error){
 			err = fmt.Errorf("bucket of range %x", prefix)
 		}
 		return AppendBucket(nil, prefix, queue, bucket), err
+	},
+	"dead kind": func(b []byte) ([]byte, error) {
+		queue, kind, err := ParseDeadKind(b)
+		return AppendDeadKind(nil, queue, kind), err
 	},
 	"hashed": func(b []byte) ([]byte, error) {
 		hash, err := ParseHashed(b)

@@ -5,7 +5,8 @@
 //	02 queue                catalogue   name of a queue
 //	03 lane                 catalogue   queue, priority and tenant of a lane
 //	04 queue                counters    tasks by state, the clock, and totals; queue 0: only the clock
-//	05 range queue bucket   buckets     number of ended tasks in a bucket
+//	05 range queue bucket   buckets     number of ended tasks in a bucket; of dead letters, from
+//	                                    format 8 on, also by kind of error
 //	06 [name]               settings    of a queue; without: the version that settings of queues
 //	                                    without an entry must exceed
 //	07 shard                inbound     number of the last message taken from a shard
@@ -39,7 +40,11 @@
 //	22                      period time the clock of periods, if it differs from the minter's
 //	23 queue name           granted     last lease of a task of a queue with a rate
 //	24                      clock sets  when the wall clock was set, and by how much
-//	25 id number            step        a finished step of an unended task, from format 8 on
+//	25 id number            step        a finished step of an unended task, from format 8 on; number
+//	                                    fffe: the cursors of the task; ffff: the signals
+//	                                    that it has got
+//	26 queue kind           dead kind   text of a kind of errors of a queue's dead letters, while a
+//	                                    bucket counts some; from format 8 on
 //
 // A bucket is the time at which its tasks expire. Tasks of one scope block each other.
 //
@@ -91,6 +96,7 @@ const (
 	Granted    = 0x23
 	ClockSets  = 0x24
 	Step       = 0x25
+	DeadKind   = 0x26
 )
 
 // IDLen is the length of a task ID.
@@ -125,6 +131,10 @@ func ClockMillis(clock uint64) uint64 { return clock >> kindShift }
 
 // MovedSince returns the since of a task that became ready again at ms.
 func MovedSince(ms uint64) uint64 { return ms<<16 | kindMoved }
+
+// FrontSince returns the since of a task that became ready again and goes before all tasks that
+// were produced in its millisecond, or later. Its first place is not written twice.
+func FrontSince(id ID) uint64 { return MovedSince(MintedAt(id) - 1) }
 
 // IsFirstPlace reports whether a since is that of a task in its first place.
 func IsFirstPlace(since uint64) bool { return since&kindMask == kindFirst }
@@ -251,25 +261,6 @@ func GroupEnd(group []byte) []byte {
 		}
 	}
 	return end
-}
-
-// AppendBucket appends the key of the size of a bucket of a range.
-func AppendBucket(dst []byte, prefix byte, queue uint32, bucket uint64) []byte {
-	dst = binary.BigEndian.AppendUint32(append(dst, Buckets, prefix), queue)
-	return binary.BigEndian.AppendUint64(dst, bucket)
-}
-
-// AppendBuckets appends the common prefix of the keys of all buckets of a queue's range.
-func AppendBuckets(dst []byte, prefix byte, queue uint32) []byte {
-	return binary.BigEndian.AppendUint32(append(dst, Buckets, prefix), queue)
-}
-
-// ParseBucket reads the key of the size of a bucket.
-func ParseBucket(key []byte) (prefix byte, queue uint32, bucket uint64, err error) {
-	if len(key) != 2+4+8 || key[0] != Buckets || !Ended(key[1]) {
-		return 0, 0, 0, malformed("bucket", key)
-	}
-	return key[1], binary.BigEndian.Uint32(key[2:]), binary.BigEndian.Uint64(key[6:]), nil
 }
 
 // Forever is the bucket of tasks that are kept forever, and a time that never comes.

@@ -399,6 +399,7 @@ func TestValueRefusals(t *testing.T) {
 		parse func(b []byte) error
 	}{
 		{totaled.Append(nil), func(b []byte) error { _, err := ParseCounters(b); return err }},
+		{(&TotalsValue{Day: 1, All: Totals{Unhandled: 2}, OfDay: Totals{Unhandled: 1}}).Append(nil), func(b []byte) error { _, err := ParseTotals(b); return err }},
 		{totaled.Totals.Append(nil), func(b []byte) error { _, err := ParseTotals(b); return err }},
 		{AppendTotals(nil, "mail", 1), func(b []byte) error { _, _, err := ParseTotalsKey(b); return err }},
 	} {

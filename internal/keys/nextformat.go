@@ -3,4 +3,4 @@
 package keys
 
 // NextFormat is the range that the next format adds: one key with a value of one byte.
-const NextFormat = 0x26
+const NextFormat = 0x27

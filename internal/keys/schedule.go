@@ -28,6 +28,7 @@ type ScheduleValue struct {
 	Missed   uint8
 	Paused   bool   // does not tick
 	Every    uint64 // ms; 0: by Cron
+	Jitter   uint64 // ms; since FormatOfSteps
 	Cron     string
 	TimeZone string
 
@@ -37,24 +38,32 @@ type ScheduleValue struct {
 	Record   []byte // as produced
 }
 
-// The first byte of a value. The rest has the same form.
+// The first byte of a value: the sum of firstForm, and of those that apply. The rest has the same
+// form, but for Jitter.
 const (
-	scheduleForm = 1
-	pausedForm   = 2
+	firstForm  = 1
+	pausedForm = 1
+	jitterForm = 2
+	lastForm   = firstForm + pausedForm + jitterForm
 )
 
 // Append appends the encoded value.
 func (v *ScheduleValue) Append(dst []byte) []byte {
-	form := byte(scheduleForm)
+	form := byte(firstForm)
 	if v.Paused {
-		form = pausedForm
+		form += pausedForm
+	}
+	if v.Jitter != 0 {
+		form += jitterForm
 	}
 	dst = append(dst, form)
 	for _, at := range [...]uint64{v.Start, v.After, v.Last} {
 		dst = binary.BigEndian.AppendUint64(dst, at)
 	}
 	dst = append(dst, v.Missed, v.Priority)
-	dst = wire.AppendUint(dst, v.Every)
+	if dst = wire.AppendUint(dst, v.Every); v.Jitter != 0 {
+		dst = wire.AppendUint(dst, v.Jitter)
+	}
 	for _, s := range [...]string{v.Cron, v.TimeZone, v.Queue, v.Tenant} {
 		dst = wire.AppendBytes(dst, s)
 	}
@@ -64,14 +73,18 @@ func (v *ScheduleValue) Append(dst []byte) []byte {
 // ParseScheduleValue reads the value of a schedule. Record aliases b.
 func ParseScheduleValue(b []byte) (v ScheduleValue, err error) {
 	r := wire.NewReader(b)
-	form := r.Byte()
-	if form != scheduleForm && form != pausedForm {
+	form := r.Byte() - firstForm
+	if form > lastForm-firstForm {
 		return v, malformed("schedule", b)
 	}
-	v.Paused = form == pausedForm
+	v.Paused = form&pausedForm != 0
 	v.Start, v.After, v.Last = r.Fixed64(), r.Fixed64(), r.Fixed64()
 	v.Missed, v.Priority = r.Byte(), r.Byte()
-	v.Every = r.Uint()
+	if v.Every = r.Uint(); form&jitterForm != 0 {
+		if v.Jitter = r.Uint(); v.Jitter == 0 {
+			r.Fail()
+		}
+	}
 	v.Cron, v.TimeZone, v.Queue, v.Tenant = r.String(), r.String(), r.String(), r.String()
 	v.Record = r.Rest()
 	if r.Failed() {

@@ -18,11 +18,14 @@ var goldenSchedule = ScheduleValue{
 
 // TestGoldenSchedule fixes the stored form.
 func TestGoldenSchedule(t *testing.T) {
-	const rest = " 00000193b3c01235 00000193b3c01236 00000193b3c01237 02 09 ac02" +
-		"06 406461696c79 03 555443 04 6d61696c 04 61636d65 7265636f7264"
-	for form, paused := range map[string]bool{"01": false, "02": true} {
+	const times = " 00000193b3c01235 00000193b3c01236 00000193b3c01237 02 09 ac02"
+	const rest = "06 406461696c79 03 555443 04 6d61696c 04 61636d65 7265636f7264"
+	for form, is := range map[string]ScheduleValue{
+		"01" + times: {}, "02" + times: {Paused: true},
+		"03" + times + "c801": {Jitter: 200}, "04" + times + "c801": {Paused: true, Jitter: 200},
+	} {
 		want, v := testbase.Unhex(form+rest), goldenSchedule
-		v.Paused = paused
+		v.Paused, v.Jitter = is.Paused, is.Jitter
 		require.Equal(t, hex.EncodeToString(want), hex.EncodeToString(v.Append(nil)))
 		require.Equal(t, append([]byte("before"), want...), v.Append([]byte("before")))
 		got, err := ParseScheduleValue(want)
@@ -37,12 +40,18 @@ func TestScheduleRefusals(t *testing.T) {
 		_, err := ParseScheduleValue(b[:n])
 		require.Error(t, err, "%d bytes", n)
 	}
-	for _, form := range []byte{0, pausedForm + 1, 0xff} {
+	for _, form := range []byte{0, lastForm + 1, 0xff} {
 		other := bytes.Clone(b)
 		other[0] = form
 		_, err := ParseScheduleValue(other)
 		require.Error(t, err, "form %d", form)
 	}
+	none := goldenSchedule
+	none.Jitter = 1
+	b = none.Append(nil)
+	b[1+3*8+2+2] = 0
+	_, err := ParseScheduleValue(b)
+	require.Error(t, err, "no jitter")
 	for _, key := range [][]byte{nil, {Schedule}, {Schedule - 1, 'n'}, {Schedule + 1, 'n'}} {
 		_, err := ParseSchedule(key)
 		require.Error(t, err, "%x", key)

@@ -6,12 +6,16 @@ import (
 	"codeq/internal/wire"
 )
 
-// EventKinds is the number of kinds of events.
+// EventKinds is the number of kinds of events that every value counts.
 const EventKinds = 8
+
+// Unhandled is the index of the leases that ended since no handler knows the kind of the task. A
+// value has them if there were any: their shard has the format FormatOfKinds.
+const Unhandled = EventKinds
 
 // Totals counts the events of the tasks of a queue, by kind: the first kind has number 1 and index
 // 0.
-type Totals [EventKinds]uint64
+type Totals [EventKinds + 1]uint64
 
 // Add adds the totals of o.
 func (t *Totals) Add(o *Totals) {
@@ -38,13 +42,20 @@ type TotalsValue struct {
 	OfDay Totals
 }
 
+// hasUnhandled is added to the day of a value that counts Unhandled.
+const hasUnhandled = 1 << 31
+
 // Append appends the encoded value.
 func (v *TotalsValue) Append(dst []byte) []byte {
-	dst = wire.AppendUint(dst, uint64(v.Day))
-	for _, n := range v.All {
+	day, kinds := uint64(v.Day), EventKinds
+	if v.All[Unhandled] != 0 {
+		day, kinds = day|hasUnhandled, kinds+1
+	}
+	dst = wire.AppendUint(dst, day)
+	for _, n := range v.All[:kinds] {
 		dst = wire.AppendUint(dst, n)
 	}
-	for _, n := range v.OfDay {
+	for _, n := range v.OfDay[:kinds] {
 		dst = wire.AppendUint(dst, n)
 	}
 	return dst
@@ -52,14 +63,18 @@ func (v *TotalsValue) Append(dst []byte) []byte {
 
 // ReadTotals is the inverse of Append.
 func ReadTotals(r *wire.Reader) (v TotalsValue) {
-	v.Day = r.Uint32()
-	for i := range v.All {
+	day, kinds := r.Uint32(), EventKinds
+	if day&hasUnhandled != 0 {
+		kinds++
+	}
+	v.Day = day &^ hasUnhandled
+	for i := range kinds {
 		v.All[i] = r.Uint()
 	}
-	for i := range v.OfDay {
+	for i := range kinds {
 		v.OfDay[i] = r.Uint()
 	}
-	if v.Day == 0 || !v.All.AtLeast(&v.OfDay) {
+	if v.Day == 0 || !v.All.AtLeast(&v.OfDay) || kinds > EventKinds && v.All[Unhandled] == 0 {
 		r.Fail()
 	}
 	return v

@@ -616,6 +616,7 @@ const (
 	ParentDone = iota
 	ParentCanceled
 	ParentPinned // done, and its result is kept until the child has ended
+	ParentEnded  // in any way, for a task that is suspended until then
 )
 
 // The actions of a task when a parent dies.
@@ -623,6 +624,7 @@ const (
 	HoldOnDead   = iota // it waits
 	CancelOnDead        // it is canceled
 	RunOnDead           // it goes on as if the parent were completed
+	AtAnyEnd            // it is suspended until the parent has ended in any way: no task is produced so
 )
 
 // The actions of a task if a parent is gone before the parent has noted the task.

@@ -30,7 +30,7 @@ const (
 // kinds are the functions of the children.
 var kinds = map[string]func(config []byte) error{
 	"crash": configured(crashChild), "node": configured(clusterChild), "slow": configured(slowChild),
-	"suspect": configured(suspectChild), "hung": configured(hungChild),
+	"suspect": configured(suspectChild), "hung": configured(hungChild), "steps": configured(stepsChild),
 }
 
 func configured[C any](child func(C) error) func(config []byte) error {

@@ -200,12 +200,11 @@ func (l *Reader[T]) Visit(rules *engine.State, v *store.Snapshot) {
 func (l *Reader[T]) survey(rules *engine.State) {
 	name, number := l.Queue, uint32(0)
 	if name != "" {
-		n, counts, ok := rules.Names.CountsOf(name)
-		if !ok || countIn(&counts, l.State) == 0 {
+		var counts keys.Counts
+		if number, counts = rules.Names.CountsOf(name); countIn(&counts, l.State) == 0 {
 			l.begun = true
 			return
 		}
-		number = n
 	}
 	switch {
 	case l.State == engine.Ready:
@@ -395,13 +394,15 @@ func (l *Reader[T]) walk(v *store.Snapshot, visit func(it *pebble.Iterator) (mor
 	return nil
 }
 
-// collect finds the tasks of the next page of Ready.
+// collect finds the tasks of the next page of Ready. Tasks that the query does not select
+// are read once.
 func (l *Reader[T]) collect(v *store.Snapshot) error {
-	size, limits := 0, l.limits()
+	size, n, limits, narrow := 0, 0, l.limits(), l.isNarrow()
 	return l.walk(v, func(it *pebble.Iterator) (bool, error) {
-		if len(l.asked) == min(limits.Tasks, limits.Scan) || size > limits.bytes {
+		if len(l.asked) == limits.Tasks || size > limits.bytes || n == limits.Scan {
 			return false, nil
 		}
+		n++
 		value, err := it.ValueAndErr()
 		if err != nil {
 			return false, store.Error(err)
@@ -410,6 +411,17 @@ func (l *Reader[T]) collect(v *store.Snapshot) error {
 		lane, since, id, err := keys.ParseTask(it.Key())
 		if err != nil {
 			return false, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+		}
+		ln, err := v.Lane(lane)
+		if err != nil {
+			return false, err
+		}
+		l.reach(ln, since, id, len(value))
+		if narrow {
+			t, err := v.View(id, keys.Place{Range: keys.Task, Group: lane, At: since}, value)
+			if err != nil || !l.selects(t) {
+				return true, err
+			}
 		}
 		l.asked = append(l.asked, store.TaskKey{Lane: lane, Since: since, ID: id})
 		return true, nil
@@ -430,11 +442,13 @@ func (l *Reader[T]) readAsked(v *store.Snapshot) error {
 		if err != nil {
 			return err
 		}
-		ln, err := v.Lane(t.Lane)
-		if err != nil {
-			return err
+		if l.State == engine.Leased {
+			ln, err := v.Lane(t.Lane)
+			if err != nil {
+				return err
+			}
+			l.reach(ln, t.Since, t.ID, len(value))
 		}
-		l.reach(ln, t.Since, t.ID, len(value))
 		if value == nil {
 			continue
 		}
@@ -478,7 +492,8 @@ func (l *Reader[T]) readPage(v *store.Snapshot) error {
 	})
 }
 
-// add adds a task to the page if it matches the query. The page does not alias value.
+// add adds a task to the page if it matches the query, without its log. The page does not alias
+// value.
 func (l *Reader[T]) add(v *store.Snapshot, id keys.ID, p keys.Place, value []byte) error {
 	t, err := v.View(id, p, value)
 	if err != nil {
@@ -491,11 +506,8 @@ func (l *Reader[T]) add(v *store.Snapshot, id keys.ID, p keys.Place, value []byt
 	if state == engine.Ready && t.Lease != nil {
 		state = engine.Leased
 	}
-	if state != l.State || l.Queue != "" && t.Lane.Queue != l.Queue || !l.hasTenant(t.Lane.Tenant) || !l.matches(&t.Record) {
-		return nil
-	}
 	shown, counts := t.Shown()
-	if !l.isBetween(counts) {
+	if state != l.State || l.Queue != "" && t.Lane.Queue != l.Queue || !l.isBetween(counts) || !l.selects(t) {
 		return nil
 	}
 	size := len(value)
@@ -504,12 +516,29 @@ func (l *Reader[T]) add(v *store.Snapshot, id keys.ID, p keys.Place, value []byt
 		t.Record.Payload, t.Ended.Result = nil, nil
 	}
 	t.Record.Payload, t.Ended.Result = bytes.Clone(t.Record.Payload), bytes.Clone(t.Ended.Result)
+	t.Record.Notes = t.Record.Notes.WithoutLogs()
+	if t.Lease != nil {
+		t.Lease.Notes = t.Lease.Notes.WithoutLogs()
+	}
 	item := Item[T]{Task: l.show(t), At: p.At, Size: size}
 	if stamp := t.Stamp(); stamp != shown {
 		item.Stamp = stamp
 	}
 	l.Page = append(l.Page, item)
 	return nil
+}
+
+// selects reports whether the query's tenants, names and text select a task. It counts one that was
+// not searched wholly.
+func (l *Reader[T]) selects(t *store.Task) bool {
+	if !l.hasTenant(t.Lane.Tenant) || !l.matches(&t.Record) {
+		return false
+	}
+	found, encoded := l.finds(t)
+	if encoded {
+		l.Encoded++
+	}
+	return found
 }
 
 // isBetween reports whether a time, in ms, is within the bounds of the query.
@@ -547,6 +576,9 @@ func (l *Reader[T]) Read(r *wire.Reader) {
 // AppendReply appends the page, and the rest to read.
 func (l *Reader[T]) AppendReply(dst []byte) []byte {
 	dst = wire.AppendUint(wire.AppendUint(dst, uint64(l.Records)), uint64(l.ReadBytes))
+	if l.Contents {
+		dst = wire.AppendUint(dst, uint64(l.Encoded))
+	}
 	dst = l.appendProgress(dst, l.last)
 	dst = wire.AppendUint(wire.AppendBool(dst, l.begun), uint64(l.left))
 	dst = appendSpans(dst, l.spans)
@@ -564,6 +596,9 @@ func (l *Reader[T]) AppendReply(dst []byte) []byte {
 func (l *Reader[T]) ReadReply(r *wire.Reader) {
 	before := l.paging
 	l.Records, l.ReadBytes = int(r.Uint32()), int(min(r.Uint(), math.MaxInt32))
+	if l.Contents {
+		l.Encoded = int(r.Uint32())
+	}
 	l.readProgress(r)
 	begun, left := r.Bool(), int(min(r.Uint(), math.MaxInt))
 	spans := readSpans(r)

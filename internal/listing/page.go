@@ -26,7 +26,7 @@ type Place struct {
 // The limits of a page. A page that begins with a large task exceeds maxBytes by that task.
 const (
 	maxBytes = 1 << 20  // shown bytes of the records
-	maxScan  = 4096     // records that are read; each shard may exceed it by its share
+	maxScan  = 4096     // records that are read; a shard may exceed it by minRead
 	maxRead  = 32 << 20 // bytes of the records read
 	minRead  = 8        // minimum of tasks that a shard reads at once
 )
@@ -36,6 +36,7 @@ type Result[T any] struct {
 	Tasks   []*T
 	Next    *Place // beginning of the next page; nil: there is none
 	Scanned int    // records read
+	Encoded int    // of these, as in a Reader
 }
 
 // ReadPage reads a page. For the rest it is like Merge.
@@ -50,11 +51,12 @@ func ReadPage[T any](
 			heads[i] = pageReader(q, from, newReader, shards, q.Limit-len(r.Tasks))
 		}
 		counted := func(shard int, l *Reader[T]) error {
-			l.Records, l.ReadBytes = 0, 0
+			l.Scan, l.Records, l.ReadBytes, l.Encoded = max(minRead, min(l.Scan, maxScan-r.Scanned)), 0, 0, 0
 			if err := fetch(shard, l); err != nil {
 				return err // the shard may go on reading after the caller has gone
 			}
 			r.Scanned += l.Records
+			r.Encoded += l.Encoded
 			read += l.ReadBytes
 			return nil
 		}

@@ -16,8 +16,9 @@ import (
 
 // Filter has further conditions and options of pages.
 type Filter struct {
-	Group, Key string // "": any
-	Error      string // an ErrorKind; "": any
+	Group, Key, Kind string // "": any
+	Error            string // an ErrorKind; "": any
+	Search
 	// Newest reverses the order of time: within a lane or a queue, or of all tasks if the order of
 	// the state begins with their time.
 	Newest    bool
@@ -26,12 +27,12 @@ type Filter struct {
 
 func (f *Filter) matches(r *record.Record) bool {
 	return (f.Group == "" || r.GroupKey == f.Group) && (f.Key == "" || r.UniqueKey == f.Key) &&
-		(f.Error == "" || ErrorKind(r.Error) == f.Error)
+		(f.Kind == "" || r.Kind == f.Kind) && (f.Error == "" || record.ErrorKind(r.Error) == f.Error)
 }
 
 // isNarrow reports whether the query may read many records for few tasks.
 func (q *Query) isNarrow() bool {
-	return q.Group != "" || q.Key != "" || q.Error != "" || len(q.Tenants) > 0 || !q.From.IsZero() || !q.To.IsZero() ||
+	return q.Group != "" || q.Key != "" || q.Kind != "" || q.Error != "" || q.Text != "" || len(q.Tenants) > 0 || !q.From.IsZero() || !q.To.IsZero() ||
 		q.State == engine.Scheduled && q.Queue != ""
 }
 
@@ -97,6 +98,7 @@ type paging struct {
 	Reached   *Position // the last record read
 	Records   int       // read by the last Look
 	ReadBytes int       // of these records
+	Encoded   int       // records without the text of the Search that were not searched wholly
 
 	rest bool      // the survey has found more than it has kept
 	last *Position // the end of the kept part
@@ -110,7 +112,7 @@ type readLimits struct{ Tasks, Scan, bytes int }
 
 func (l *Reader[T]) limits() readLimits {
 	limits := readLimits{min(max(1, l.Tasks), PageTasks), min(max(1, l.Scan), pageScan), min(l.Bytes, pageBytes)}
-	if l.NoPayload {
+	if l.NoPayload && !l.Contents {
 		limits.bytes = scanBytes
 	}
 	return limits
@@ -240,11 +242,38 @@ func (l *Reader[T]) addSpan(sp span, key func(*Position) (_ []byte, within bool)
 
 func (f *Filter) append(dst []byte) []byte {
 	dst = wire.AppendBytes(wire.AppendBytes(wire.AppendBytes(dst, f.Group), f.Key), f.Error)
-	return wire.AppendBool(wire.AppendBool(dst, f.Newest), f.NoPayload)
+	dst = wire.AppendBool(dst, f.Newest)
+	flags := byte(0)
+	for i, has := range [...]bool{f.NoPayload, f.Kind != "", f.Text != "", f.Contents} {
+		if has {
+			flags |= 1 << i
+		}
+	}
+	dst = append(dst, flags)
+	for _, text := range [...]string{f.Kind, f.Text} {
+		if text != "" { // nodes of an earlier version know neither
+			dst = wire.AppendBytes(dst, text)
+		}
+	}
+	return dst
 }
 
 func readFilter(r *wire.Reader) Filter {
-	return Filter{Group: r.String(), Key: r.String(), Error: r.String(), Newest: r.Bool(), NoPayload: r.Bool()}
+	f := Filter{Group: r.String(), Key: r.String(), Error: r.String(), Newest: r.Bool()}
+	flags := r.Byte()
+	f.NoPayload, f.Contents = flags&1 != 0, flags&8 != 0
+	for i, text := range [...]*string{&f.Kind, &f.Text} {
+		if flags&(2<<i) == 0 {
+			continue
+		}
+		if *text = r.String(); *text == "" {
+			r.Fail()
+		}
+	}
+	if flags > 15 || f.Contents && f.Text == "" {
+		r.Fail()
+	}
+	return f
 }
 
 func (p *paging) appendLimits(dst []byte) []byte {

@@ -122,7 +122,7 @@ var ranges = map[byte]int{
 	keys.Lease: lined, keys.Scheduled: lined, keys.Blocked: lined, keys.Dead: lined, keys.Done: lined, keys.Canceled: lined,
 	keys.Index: derived, keys.Unique: lined, keys.Freed: derived, keys.Group: lined, keys.Wake: lined, keys.Pending: lined,
 	keys.Dependent: lined, keys.Outbound: lined, keys.Telling: lined, keys.Pin: lined, keys.Pinned: lined,
-	keys.PeriodTime: lined, keys.Granted: lined, keys.ClockSets: dropped, keys.Step: lined,
+	keys.PeriodTime: lined, keys.Granted: lined, keys.ClockSets: dropped, keys.Step: lined, keys.DeadKind: derived,
 }
 
 // open opens the store of a shard.
@@ -362,7 +362,11 @@ func (t totalsOf) write(out *writer) error {
 			for _, v := range latest {
 				all.Add(&v)
 			}
-			if err := out.write(&Line{Totals: &totalsLine{Queue: queue, Day: day, All: all[:], OfDay: ofDay[:]}}); err != nil {
+			kinds := keys.EventKinds
+			if all[keys.Unhandled] != 0 {
+				kinds++
+			}
+			if err := out.write(&Line{Totals: &totalsLine{Queue: queue, Day: day, All: all[:kinds], OfDay: ofDay[:kinds]}}); err != nil {
 				return err
 			}
 		}
@@ -555,6 +559,17 @@ func (s *exported) fill(t *taskLine, v view) (err error) {
 			return err
 		}
 	}
+	if v.rec.Beside&record.HasSignals != 0 || t.Lease != nil {
+		if t.Signals, err = store.SignalsOf(s.db, v.id); err != nil {
+			return err
+		}
+	}
+	if t.Cursors = v.rec.Cursors; v.rec.Beside&record.HasCursors != 0 || t.Lease != nil {
+		if t.Cursors, err = store.CursorsOf(s.db, v.id); err != nil {
+			return err
+		}
+	}
+	t.Awaits = v.rec.Beside&record.Awaits != 0
 	t.HasTurn = s.turns[v.id]
 	if v.place.Range == keys.Blocked && v.place.At == 0 {
 		t.Pending = s.pending[v.id]

@@ -67,7 +67,7 @@ func (im *importer) totals(l *totalsLine) error {
 	if err := checkQueue(l.Queue); err != nil {
 		return wrongLine{err}
 	}
-	if l.Day == 0 || len(l.All) != len(v.All) || len(l.OfDay) != len(v.OfDay) {
+	if n := len(l.All); l.Day == 0 || n != keys.EventKinds && n != len(v.All) || n != len(l.OfDay) {
 		return wrong("totals of queue %q of %d and %d events on day %d", l.Queue, len(l.All), len(l.OfDay), l.Day)
 	}
 	copy(v.All[:], l.All)
@@ -142,18 +142,37 @@ func (im *importer) task(l *taskLine) (waits bool, err error) {
 	if p.Range == keys.Blocked && p.At != 0 {
 		im.scopes[scopeIn{p.At, s.number}] = true
 	}
-	rec.Kept = l.Steps
+	rec.Kept, rec.Cursors = l.Steps, l.Cursors
 	if err := rec.Sound(); err != nil {
 		return false, wrong("task %s: %w", l.ID, err)
 	}
-	if !keys.Ended(p.Range) {
-		rec.Steps, rec.Kept = uint32(len(l.Steps)), nil
+	if err := l.checkSignals(p.Range); err != nil {
+		return false, wrong("task %s: %w", l.ID, err)
 	}
-	if !im.parents(&rec, false, false) {
+	if !keys.Ended(p.Range) {
+		rec.Steps, rec.Kept, rec.Cursors, rec.Beside = uint32(len(l.Steps)), nil, nil, l.beside()
+	}
+	if !im.parents(&rec, false, false) || !im.children(l.Steps) {
 		return true, nil
 	}
 	im.set(s, p.AppendKey(nil, id), l.value(p, lane, &rec))
 	return false, im.rest(s, l, id, p, &rec)
+}
+
+// children maps the tasks that steps have produced. It returns false if some have not come yet.
+func (im *importer) children(steps []record.Step) bool {
+	for i := range steps {
+		if of := &steps[i]; of.Kind == record.StepChild {
+			id, found := im.ids[keys.ID(of.Result)]
+			if !found && !im.all {
+				return false
+			}
+			if found {
+				of.Result = id[:]
+			}
+		}
+	}
+	return true
 }
 
 // rest stores the entries of a task beside its record.
@@ -172,6 +191,12 @@ func (im *importer) rest(s *imported, l *taskLine, id keys.ID, p keys.Place, rec
 	for i := range rec.Steps {
 		im.set(s, keys.AppendStep(nil, id, uint16(i)), l.Steps[i].Append(nil))
 	}
+	if rec.Beside&record.HasSignals != 0 {
+		im.set(s, keys.AppendStep(nil, id, keys.SignalsNumber), l.Signals.Append(nil))
+	}
+	if rec.Beside&record.HasCursors != 0 {
+		im.set(s, keys.AppendStep(nil, id, keys.CursorsNumber), l.Cursors.Append(nil))
+	}
 	if l.HasTurn {
 		im.set(s, keys.AppendScope(nil, rec.Group), keys.GroupValue{Holder: id}.Append(nil))
 	}
@@ -186,7 +211,7 @@ func (im *importer) rest(s *imported, l *taskLine, id keys.ID, p keys.Place, rec
 
 // dependent stores that a task waits for another one, in the shard of the latter.
 func (im *importer) dependent(l *dependentLine) error {
-	if l.OnDead > keys.RunOnDead {
+	if l.OnDead > keys.AtAnyEnd {
 		return wrong("task %s waits with OnDead %d", l.Child, l.OnDead)
 	}
 	parent := im.mention(l.Parent)

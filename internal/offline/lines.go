@@ -114,6 +114,7 @@ type scheduleLine struct {
 	Missed   uint8  `json:",omitzero"`
 	Paused   bool   `json:",omitzero"`
 	Every    uint64 `json:",omitzero"`
+	Jitter   uint64 `json:",omitzero"`
 	Cron     string `json:",omitzero"`
 	TimeZone string `json:",omitzero"`
 	Template        // of the tasks of its ticks
@@ -449,9 +450,11 @@ type Record struct {
 	Unique      *uniqueLine       `json:",omitempty"`
 	Group       string            `json:",omitzero"`
 	LimitKey    string            `json:",omitzero"`
+	Kind        string            `json:",omitzero"`
 	IsParent    bool              `json:",omitzero"`
 	Expired     bool              `json:",omitzero"`
 	Rewritten   bool              `json:",omitzero"`
+	RetryFirst  bool              `json:",omitzero"`
 	HoldsTurn   bool              `json:",omitzero"`
 	Crashes     uint32            `json:",omitzero"`
 	Suspect     bool              `json:",omitzero"`
@@ -467,10 +470,11 @@ type Record struct {
 
 // uniqueLine is an idempotency key.
 type uniqueLine struct {
-	Key   string
-	Hash  []byte
-	For   uint64 `json:",omitzero"`
-	Flags uint8  `json:",omitzero"`
+	Key     string
+	Hash    []byte
+	For     uint64 `json:",omitzero"`
+	MaxWait uint64 `json:",omitzero"`
+	Flags   uint8  `json:",omitzero"`
 }
 
 // taskLine is a task that is stored.
@@ -489,15 +493,18 @@ type taskLine struct {
 	// Pending is for how many parents it waits; the largest number: it will be canceled.
 	Pending uint64 `json:",omitzero"`
 	// Of a task that has ended: when, until when it is kept (0: for ever), and its result.
-	EndedAt uint64        `json:",omitzero"`
-	Until   uint64        `json:",omitzero"`
-	Result  []byte        `json:",omitempty"`
-	Pinned  *pinnedLine   `json:",omitempty"`
-	Lease   *leaseLine    `json:",omitempty"`
-	HasKey  bool          `json:",omitzero"`  // it has its idempotency key, until
-	KeyTill uint64        `json:",omitzero"`  // that time at least; 0: until it has ended
-	HasTurn bool          `json:",omitzero"`  // of its group
-	Steps   []record.Step `json:",omitempty"` // the finished ones
+	EndedAt uint64         `json:",omitzero"`
+	Until   uint64         `json:",omitzero"`
+	Result  []byte         `json:",omitempty"`
+	Pinned  *pinnedLine    `json:",omitempty"`
+	Lease   *leaseLine     `json:",omitempty"`
+	HasKey  bool           `json:",omitzero"`  // it has its idempotency key, until
+	KeyTill uint64         `json:",omitzero"`  // that time at least; 0: until it has ended
+	HasTurn bool           `json:",omitzero"`  // of its group
+	Steps   []record.Step  `json:",omitempty"` // the finished ones
+	Cursors record.Cursors `json:",omitempty"`
+	Signals record.Signals `json:",omitempty"` // that it has got
+	Awaits  bool           `json:",omitzero"`  // it is suspended until the signal of its last step
 }
 
 // pinnedLine says for how many children a result is kept, and until when it is kept after them.

@@ -44,7 +44,7 @@ func fill(t *testing.T, v reflect.Value) {
 		}
 	case reflect.Map:
 		v.Set(reflect.MakeMap(v.Type()))
-		v.SetMapIndex(reflect.ValueOf(oddText), reflect.ValueOf(oddText))
+		v.SetMapIndex(reflect.ValueOf(oddText), reflect.ValueOf(oddText).Convert(v.Type().Elem()))
 	case reflect.String:
 		v.SetString(oddText)
 	case reflect.Bool:
@@ -84,7 +84,9 @@ func fullRecord(t *testing.T, queue, tenant string) record.Record {
 	rec := filled[record.Record](t)
 	rec.Leases, rec.Group, rec.Limit = 20, keys.GroupScope(queue, tenant, rec.LimitKey, rec.GroupKey), keys.LimitScope(queue, rec.LimitKey)
 	require.Len(t, rec.Kept, 10, "Steps of a taskLine has them")
-	rec.Steps, rec.Kept = 0, nil
+	require.Len(t, rec.Cursors, 1, "Cursors of a taskLine has them")
+	rec.Steps, rec.Beside, rec.Kept, rec.Cursors = 0, 0, nil, nil
+	rec.DeadKind = 0 // an import counts dead letters again
 	require.NoError(t, rec.Sound())
 	return rec
 }

@@ -15,14 +15,14 @@ import (
 func recordOf(rec *record.Record) Record {
 	r := Record{
 		Attempts: rec.Attempts, Leases: rec.Leases, MaxAttempts: rec.MaxAttempts, LeaseFor: rec.Lease, Timeout: rec.Timeout,
-		Retention: rec.Retention, RunAt: rec.RunAt, Group: rec.GroupKey, LimitKey: rec.LimitKey,
-		IsParent: rec.Parent, Expired: rec.Expired, Rewritten: rec.Rewritten, HoldsTurn: rec.HoldsTurn,
+		Retention: rec.Retention, RunAt: rec.RunAt, Group: rec.GroupKey, LimitKey: rec.LimitKey, Kind: rec.Kind,
+		IsParent: rec.Parent, Expired: rec.Expired, Rewritten: rec.Rewritten, RetryFirst: rec.RetryFirst, HoldsTurn: rec.HoldsTurn,
 		Crashes: rec.Crashes, Suspect: rec.Suspect,
 		LastError: rec.Error, Headers: rec.Headers, OnDead: rec.OnDead, OnMissing: rec.OnMissing,
 		History: rec.History, Notes: rec.Notes, Payload: rec.Payload,
 	}
 	if rec.Unique != [record.UniqueLen]byte{} {
-		r.Unique = &uniqueLine{Key: rec.UniqueKey, Hash: rec.Unique[:], For: rec.UniqueFor, Flags: rec.Flags}
+		r.Unique = &uniqueLine{Key: rec.UniqueKey, Hash: rec.Unique[:], For: rec.UniqueFor, MaxWait: rec.MaxWait, Flags: rec.Flags}
 	}
 	for _, id := range rec.Parents {
 		r.After = append(r.After, lineID(id))
@@ -38,14 +38,14 @@ func (t *Template) record() (record.Record, error) {
 	rec := record.Record{
 		Head: record.Head{
 			Attempts: t.Attempts, Leases: t.Leases, MaxAttempts: t.MaxAttempts, Lease: t.LeaseFor, Timeout: t.Timeout,
-			Retention: t.Retention, RunAt: t.RunAt, Expired: t.Expired, Rewritten: t.Rewritten, HoldsTurn: t.HoldsTurn,
+			Retention: t.Retention, RunAt: t.RunAt, Expired: t.Expired, Rewritten: t.Rewritten, RetryFirst: t.RetryFirst, HoldsTurn: t.HoldsTurn,
 			Crashes: t.Crashes, Suspect: t.Suspect,
 			Ties: record.Ties{
 				Group: keys.GroupScope(t.Queue, t.Tenant, t.LimitKey, t.Group), Limit: keys.LimitScope(t.Queue, t.LimitKey),
 				Parent: t.IsParent, Child: len(t.After) > 0,
 			},
 		},
-		GroupKey: t.Group, LimitKey: t.LimitKey, Error: t.LastError, Headers: t.Headers,
+		GroupKey: t.Group, LimitKey: t.LimitKey, Kind: t.Kind, Error: t.LastError, Headers: t.Headers,
 		OnDead: t.OnDead, OnMissing: t.OnMissing, History: t.History, Notes: t.Notes, Payload: t.Payload,
 	}
 	for _, id := range t.After {
@@ -56,7 +56,7 @@ func (t *Template) record() (record.Record, error) {
 			return rec, fmt.Errorf("the hash %x of an idempotency key", u.Hash)
 		}
 		copy(rec.Unique[:], u.Hash)
-		rec.UniqueKey, rec.UniqueFor, rec.Flags = u.Key, u.For, u.Flags
+		rec.UniqueKey, rec.UniqueFor, rec.MaxWait, rec.Flags = u.Key, u.For, u.MaxWait, u.Flags
 	}
 	return rec, t.check(&rec)
 }
@@ -66,7 +66,7 @@ func (t *Template) check(rec *record.Record) error {
 	if err := checkQueue(t.Queue); err != nil {
 		return err
 	}
-	for _, name := range []string{t.Tenant, t.Group, t.LimitKey, rec.UniqueKey} {
+	for _, name := range []string{t.Tenant, t.Group, t.LimitKey, t.Kind, rec.UniqueKey} {
 		if len(name) > maxName {
 			return fmt.Errorf("a name of %d bytes", len(name))
 		}
@@ -209,7 +209,7 @@ func scheduleOf(name string, v *keys.ScheduleValue) (*scheduleLine, error) {
 	t, err := templateOf(v.Queue, v.Tenant, v.Priority, v.Record)
 	return &scheduleLine{
 		Name: name, Start: v.Start, Passed: v.After, Last: v.Last, Missed: v.Missed, Paused: v.Paused,
-		Every: v.Every, Cron: v.Cron, TimeZone: v.TimeZone, Template: t,
+		Every: v.Every, Jitter: v.Jitter, Cron: v.Cron, TimeZone: v.TimeZone, Template: t,
 	}, err
 }
 
@@ -217,7 +217,7 @@ func scheduleOf(name string, v *keys.ScheduleValue) (*scheduleLine, error) {
 func (s *scheduleLine) value(rec *record.Record) []byte {
 	return (&keys.ScheduleValue{
 		Start: s.Start, After: s.Passed, Last: s.Last, Missed: s.Missed, Paused: s.Paused,
-		Every: s.Every, Cron: s.Cron, TimeZone: s.TimeZone,
+		Every: s.Every, Jitter: s.Jitter, Cron: s.Cron, TimeZone: s.TimeZone,
 		Priority: s.Priority, Queue: s.Queue, Tenant: s.Tenant, Record: rec.Encode(),
 	}).Append(nil)
 }
@@ -253,4 +253,31 @@ type view struct {
 	lane  *store.Lane
 	rec   record.Record
 	ended keys.EndedValue
+}
+
+// beside returns what lies beside the record of the task besides its steps.
+func (l *taskLine) beside() (b uint8) {
+	if len(l.Signals) > 0 {
+		b |= record.HasSignals
+	}
+	if len(l.Cursors) > 0 {
+		b |= record.HasCursors
+	}
+	if l.Awaits {
+		b |= record.Awaits
+	}
+	return b
+}
+
+// checkSignals returns an error if no task in a range has such signals.
+func (l *taskLine) checkSignals(in byte) error {
+	switch {
+	case keys.Ended(in) && l.beside()&^record.HasCursors != 0:
+		return errors.New("it has ended, and has signals")
+	case l.Awaits && len(l.Steps) == 0:
+		return errors.New("it waits for the signal of a step that it does not have")
+	case len(l.Signals) > 0:
+		return l.Signals.Sound()
+	}
+	return nil
 }

@@ -1,6 +1,7 @@
 // Package owner holds the tools of a shard's owner beside the rules: a bounded queue of operations
-// ([Inbox]), the line of large ones ([Line]), the time for the expiry of leases ([Clock]), the free
-// space of the disk ([DiskWatch]), and the times of its upkeep ([UpkeepTable]).
+// ([Inbox]), those taken from it ([Undecided]), the line of large ones ([Line]), the time for the
+// expiry of leases ([Clock]), the free space of the disk ([DiskWatch]), and the times of its upkeep
+// ([UpkeepTable]).
 package owner
 
 import (

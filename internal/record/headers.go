@@ -1,6 +1,10 @@
 package record
 
-import "maps"
+import (
+	"maps"
+	"strconv"
+	"strings"
+)
 
 // The headers of a W3C trace context. Together they are one value: tracestate is of no use without
 // its traceparent.
@@ -40,4 +44,44 @@ func InheritTrace(headers, from map[string]string, limit int) map[string]string 
 		return headers
 	}
 	return all
+}
+
+// The headers of a task that the death of another one has produced.
+const (
+	DeathTask   = "codeq-dead-task"   // its ID
+	DeathQueue  = "codeq-dead-queue"  // its queue
+	DeathKind   = "codeq-dead-kind"   // its kind, if it has one
+	DeathReason = "codeq-dead-reason" // its last error; up to maxReason bytes
+	DeathCount  = "codeq-deaths"      // how many deaths, one after the other, have led here
+)
+
+const maxReason = 1 << 10
+
+// MaxDeaths is how many deaths produce a task from the task of the one before: two queues may be
+// the dead-letter queues of each other.
+const MaxDeaths = 8
+
+// ForgetDeath removes them from the headers of a task that begins anew.
+func ForgetDeath(headers map[string]string) {
+	for _, name := range [...]string{DeathTask, DeathQueue, DeathKind, DeathReason, DeathCount} {
+		delete(headers, name)
+	}
+}
+
+// DeathHeaders returns the headers of the task for the death of a task of a queue; ok is false if
+// there were too many before.
+func DeathHeaders(of *Record, task, queue string) (headers map[string]string, ok bool) {
+	n, _ := strconv.Atoi(of.Headers[DeathCount])
+	if n < 0 || n >= MaxDeaths {
+		return nil, false
+	}
+	headers = make(map[string]string, len(of.Headers)+5)
+	maps.Copy(headers, of.Headers)
+	if delete(headers, DeathKind); of.Kind != "" {
+		headers[DeathKind] = of.Kind
+	}
+	headers[DeathTask], headers[DeathQueue] = task, strings.ToValidUTF8(queue, "\ufffd")
+	headers[DeathReason] = strings.ToValidUTF8(Clip(of.Error, maxReason), "\ufffd")
+	headers[DeathCount] = strconv.Itoa(n + 1)
+	return headers, true
 }

@@ -60,6 +60,14 @@ func (h *History) Fold(a Attempt) bool {
 	return true
 }
 
+// Last returns the last attempt. REQUIRES: there is one.
+func (h *History) Last() *Attempt { return &h.Attempts[len(h.Attempts)-1] }
+
+// Become changes how the attempt has ended.
+func (a *Attempt) Become(how uint8, cause string) {
+	a.How, a.Error = how, Clip(cause, maxAttemptError)
+}
+
 // MaxCause limits the text of an error that is kept with a task, in bytes.
 const MaxCause = 8 << 10
 
@@ -126,7 +134,8 @@ type Notes struct {
 	Done, Total int64
 	Text        string
 	At          uint64            // when that was said, ms since 1970; 0: never
-	Metadata    map[string]string // kept from attempt to attempt
+	Metadata    map[string]string // kept from attempt to attempt, like Logs
+	Logs        []LogLine         `json:",omitempty"`
 }
 
 // SetMetadata sets a value of the metadata, which it copies; "" removes it.
@@ -137,6 +146,24 @@ func (n *Notes) SetMetadata(key, value string) {
 		delete(metadata, key)
 	}
 	n.Metadata = metadata
+}
+
+// OnlyLogs returns the logs, or nil; n may be nil.
+func (n *Notes) OnlyLogs() *Notes {
+	if n == nil || len(n.Logs) == 0 {
+		return nil
+	}
+	return &Notes{Logs: n.Logs}
+}
+
+// After returns the notes, with the progress of earlier ones if they have none; earlier may be nil.
+func (n *Notes) After(earlier *Notes) *Notes {
+	if n.At != 0 || earlier == nil || earlier.At == 0 || n.Size()+len(earlier.Text) > MaxNotes {
+		return n
+	}
+	c := *n
+	c.Done, c.Total, c.Text, c.At = earlier.Done, earlier.Total, earlier.Text, earlier.At
+	return &c
 }
 
 // MaxNotes limits the text and the metadata of notes: the bytes of all strings.
@@ -152,10 +179,11 @@ func (n *Notes) Size() int {
 }
 
 func (n *Notes) maxSize() int {
-	return n.Size() + 5*binary.MaxVarintLen64 + 2*binary.MaxVarintLen32*len(n.Metadata)
+	return n.Size() + 5*binary.MaxVarintLen64 + 2*binary.MaxVarintLen32*len(n.Metadata) + maxLogSize(n.Logs)
 }
 
-// Append appends the form that is stored, and sent between nodes. Equal notes have equal forms.
+// Append appends the form that is stored, and sent between nodes, of all but the lines of the log.
+// Equal notes have equal forms.
 func (n *Notes) Append(b []byte) []byte {
 	b = wire.AppendInt(wire.AppendInt(b, n.Done), n.Total)
 	b = wire.AppendBytes(wire.AppendUint(b, n.At), n.Text)
@@ -186,8 +214,13 @@ func (r *Record) Sound() error {
 			}
 		}
 	}
-	if r.Notes != nil && r.Notes.Size() > MaxNotes {
-		return fmt.Errorf("notes of %d bytes", r.Notes.Size())
+	if n := r.Notes; n != nil {
+		if n.Size() > MaxNotes {
+			return fmt.Errorf("notes of %d bytes", n.Size())
+		}
+		if err := SoundLogs(n.Logs); err != nil {
+			return err
+		}
 	}
 	return r.soundSteps()
 }

@@ -16,10 +16,13 @@ type Head struct {
 	Attempts    uint32 // attempts counted so far
 	Leases      uint32 // leases granted so far; at least Attempts
 	MaxAttempts uint32
-	Lease       uint64
-	Timeout     uint64
-	Retention   int64 // negative: for ever
-	RunAt       uint64
+	// DeadKind says of a dead letter under which kind of errors it is counted: 1 + its number in
+	// the queue; 0: it is not counted.
+	DeadKind  uint32
+	Lease     uint64
+	Timeout   uint64
+	Retention int64 // negative: for ever
+	RunAt     uint64
 	Ties
 	// Expired: a lease has expired since the attempts were last reset.
 	Expired bool
@@ -32,10 +35,31 @@ type Head struct {
 	Crashes uint32
 	// Suspect: the task may be the reason why the process has died.
 	Suspect bool
+	// MaxWait is how long after its produce a task is put off at the most by tasks that replace it,
+	// ms; 0: no bound. It is with an idempotency key only.
+	MaxWait uint64
 	// Steps is how many finished steps lie beside the record of an unended task. During a lease
 	// there may be more.
 	Steps uint32
+	// Beside says what else may lie beside the record. During a lease there may be more.
+	Beside uint8
+	// RetryFirst: when the wait between two attempts is over, the task goes before those that were
+	// produced after it.
+	RetryFirst bool
 }
+
+// The bits of Beside.
+const (
+	// HasSignals: the task has got signals.
+	HasSignals = 1 << iota
+	// HasCursors: its handlers have set cursors.
+	HasCursors
+	// Awaits: no run of the task has begun since it was suspended. If its last step is a
+	// StepNoSignal, the signal of that name makes it go on.
+	Awaits
+
+	allBeside = Awaits<<1 - 1
+)
 
 // IsWait reports whether a scheduled task waits between attempts, until some time, and not for its
 // RunAt.
@@ -61,7 +85,19 @@ const (
 	// that the end of a task need not look up the holder of the key. A task without it may still
 	// hold its key.
 	HoldsKey
+	// ReleaseOnClaim: while the task is leased, another one with the flag takes its key. Not with
+	// HoldsKey.
+	ReleaseOnClaim
+	hasMaxWait // only in the stored form
 )
+
+// KeyFlags returns HoldsKey for a task with other flags that gets its key, unless it may lose it.
+func KeyFlags(flags uint8) uint8 {
+	if flags&ReleaseOnClaim != 0 {
+		return 0
+	}
+	return HoldsKey
+}
 
 // UniqueLen is the length of the hash of an idempotency key.
 const UniqueLen = 16
@@ -78,12 +114,14 @@ type Record struct {
 	UniqueKey string
 	GroupKey  string
 	LimitKey  string
+	Kind      string
 	Parents   [][IDLen]byte // tasks that must end before this one
 	OnDead    uint8         // action when a parent dies; stored only with Parents, like OnMissing
 	OnMissing uint8         // action if a parent is gone; less than 16, like OnDead
 	History   *History      // nil: no attempt has ended
 	Notes     *Notes        // nil: none
 	Kept      []Step        // the steps of a task that has ended
+	Cursors   Cursors       // those of a task that has ended
 	Payload   []byte
 }
 
@@ -112,9 +150,15 @@ const (
 	hasCrashes
 	hasSteps
 	hasKeptSteps
+	hasKind
+	hasLogs
+	hasBeside
+	hasCursors
+	retriesFirst
+	hasDeadKind
 
 	oneByte  = hasRunAt - 1
-	allFlags = hasKeptSteps<<1 - 1
+	allFlags = hasDeadKind<<1 - 1
 )
 
 // errMalformed is wrapped by every error of Decode.
@@ -129,7 +173,7 @@ func (r *Record) MaxSize() int {
 	if r.plain() {
 		return PlainSize(r.Payload)
 	}
-	n := 3 + 17*binary.MaxVarintLen64 + len(r.Error) + len(r.Payload)
+	n := 4 + 20*binary.MaxVarintLen64 + len(r.Error) + len(r.Kind) + len(r.Payload)
 	for k, v := range r.Headers {
 		n += 2*binary.MaxVarintLen32 + len(k) + len(v)
 	}
@@ -144,6 +188,9 @@ func (r *Record) MaxSize() int {
 	}
 	for i := range r.Kept {
 		n += r.Kept[i].maxSize()
+	}
+	if len(r.Cursors) > 0 {
+		n += r.Cursors.maxSize()
 	}
 	return n + IDLen*len(r.Parents)
 }
@@ -175,6 +222,12 @@ func (r *Record) flags() uint64 {
 		{hasCrashes, r.Crashes != 0 || r.Suspect},
 		{hasSteps, r.Steps != 0},
 		{hasKeptSteps, len(r.Kept) != 0},
+		{hasKind, r.Kind != ""},
+		{hasLogs, r.Notes != nil && len(r.Notes.Logs) != 0},
+		{hasBeside, r.Beside != 0},
+		{hasCursors, len(r.Cursors) != 0},
+		{retriesFirst, r.RetryFirst},
+		{hasDeadKind, r.DeadKind != 0},
 	} {
 		if f.set {
 			flags |= f.flag
@@ -212,7 +265,10 @@ func (r *Record) Append(b []byte) []byte {
 	if flags&hasUnique != 0 {
 		b = append(b, r.Unique[:]...)
 		b = wire.AppendUint(b, r.UniqueFor)
-		b = append(b, r.Flags)
+		if b = append(b, r.Flags&^hasMaxWait); r.MaxWait != 0 {
+			b[len(b)-1] |= hasMaxWait
+			b = wire.AppendUint(b, r.MaxWait)
+		}
 	}
 	if flags&hasGroup != 0 {
 		b = binary.BigEndian.AppendUint64(b, r.Group)
@@ -230,6 +286,12 @@ func (r *Record) Append(b []byte) []byte {
 	if flags&hasSteps != 0 {
 		b = wire.AppendUint(b, uint64(r.Steps))
 	}
+	if flags&hasBeside != 0 {
+		b = append(b, r.Beside)
+	}
+	if flags&hasDeadKind != 0 {
+		b = wire.AppendUint(b, uint64(r.DeadKind))
+	}
 	if flags&hasError != 0 {
 		b = wire.AppendBytes(b, r.Error)
 	}
@@ -245,6 +307,9 @@ func (r *Record) Append(b []byte) []byte {
 	if flags&hasLimit != 0 {
 		b = wire.AppendBytes(b, r.LimitKey)
 	}
+	if flags&hasKind != 0 {
+		b = wire.AppendBytes(b, r.Kind)
+	}
 	if flags&hasParents != 0 {
 		b = wire.AppendUint(append(b, r.OnMissing<<4|r.OnDead), uint64(len(r.Parents)))
 		for _, id := range r.Parents {
@@ -257,15 +322,21 @@ func (r *Record) Append(b []byte) []byte {
 	if flags&hasNotes != 0 {
 		b = r.Notes.Append(b)
 	}
+	if flags&hasLogs != 0 {
+		b = AppendLogs(b, r.Notes.Logs)
+	}
 	if flags&hasKeptSteps != 0 {
 		b = appendSteps(b, r.Kept)
+	}
+	if flags&hasCursors != 0 {
+		b = r.Cursors.Append(b)
 	}
 	return append(b, r.Payload...)
 }
 
 func (r *Record) plain() bool {
 	return r.Head == Head{} && r.Error == "" && len(r.Headers) == 0 && len(r.Parents) == 0 &&
-		r.History == nil && r.Notes == nil && len(r.Kept) == 0
+		r.History == nil && r.Notes == nil && len(r.Kept) == 0 && r.Kind == "" && len(r.Cursors) == 0
 }
 
 // PlainSize is the length of the stored form of a record that has only a payload.
@@ -280,6 +351,17 @@ func Plain(b []byte) (payload []byte, ok bool) {
 		return b[1:], true
 	}
 	return nil, false
+}
+
+// HasKind reports whether a stored record has a kind.
+func HasKind(b []byte) bool {
+	return readFlags(wire.NewReader(b))&hasKind != 0
+}
+
+// HasNewKey reports whether a stored record has MaxWait or ReleaseOnClaim, which came with kinds.
+func HasNewKey(b []byte) bool {
+	h, err := DecodeHead(b)
+	return err == nil && (h.MaxWait != 0 || h.Flags&ReleaseOnClaim != 0)
 }
 
 // DecodeHead reads the head of a stored record.
@@ -312,6 +394,11 @@ func Decode(b []byte) (Record, error) {
 	if flags&hasLimit != 0 {
 		rec.LimitKey = r.String()
 	}
+	if flags&hasKind != 0 {
+		if rec.Kind = r.String(); rec.Kind == "" {
+			r.Fail()
+		}
+	}
 	if flags&hasParents != 0 {
 		both := r.Byte()
 		rec.OnMissing, rec.OnDead = both>>4, both&(1<<4-1)
@@ -323,8 +410,18 @@ func Decode(b []byte) (Record, error) {
 	if flags&hasNotes != 0 {
 		rec.Notes = ReadNotes(r)
 	}
+	if flags&hasLogs != 0 {
+		if logs := ReadLogs(r); rec.Notes != nil {
+			rec.Notes.Logs = logs
+		} else {
+			r.Fail()
+		}
+	}
 	if flags&hasKeptSteps != 0 {
 		rec.Kept = readSteps(r)
+	}
+	if flags&hasCursors != 0 {
+		rec.Cursors = readCursors(r)
 	}
 	rec.Payload = r.Rest()
 	if r.Failed() {
@@ -370,7 +467,12 @@ func readHead(r *wire.Reader, flags uint64) (h Head) {
 	if flags&hasUnique != 0 {
 		copy(h.Unique[:], r.Take(UniqueLen))
 		h.UniqueFor = r.Uint()
-		h.Flags = r.Byte()
+		if h.Flags = r.Byte(); h.Flags&hasMaxWait != 0 {
+			h.Flags &^= hasMaxWait
+			if h.MaxWait = r.Uint(); h.MaxWait == 0 {
+				r.Fail()
+			}
+		}
 		if h.Unique == [UniqueLen]byte{} {
 			r.Fail()
 		}
@@ -393,11 +495,22 @@ func readHead(r *wire.Reader, flags uint64) (h Head) {
 			r.Fail()
 		}
 	}
+	if flags&hasBeside != 0 {
+		if h.Beside = r.Byte(); h.Beside == 0 || h.Beside > allBeside || h.Beside&Awaits != 0 && h.Steps == 0 {
+			r.Fail()
+		}
+	}
+	if flags&hasDeadKind != 0 {
+		if h.DeadKind = r.Uint32(); h.DeadKind == 0 {
+			r.Fail()
+		}
+	}
 	h.Parent = flags&isParent != 0
 	h.Child = flags&hasParents != 0
 	h.Rewritten = flags&isRewritten != 0
 	h.Expired = flags&hasExpired != 0
 	h.HoldsTurn = flags&holdsTurn != 0
+	h.RetryFirst = flags&retriesFirst != 0
 	return h
 }
 

@@ -48,6 +48,8 @@ var golden = []struct {
 	{"rewritten", Record{Head: Head{Rewritten: true}}, "8040"},
 	{"expired", Record{Head: Head{Attempts: 1, Leases: 1, Expired: true}}, "8180010101"},
 	{"holds the turn", Record{Head: Head{HoldsTurn: true}}, "808002"},
+	{"retries first", Record{Head: Head{RetryFirst: true}}, "80808010"},
+	{"counted as of a kind of errors", Record{Head: Head{DeadKind: 300}}, "80808020 ac02"},
 	{
 		"history",
 		Record{Head: Head{Leases: 2}, History: &History{FirstReady: 300, Attempts: []Attempt{
@@ -59,6 +61,11 @@ var golden = []struct {
 	{
 		"notes", Record{Notes: &Notes{Done: 1, Total: -1, Text: "t", At: 300, Metadata: map[string]string{"b": "2", "a": ""}}},
 		"808008 02 01 ac02 0174 02 0161 00 0162 0132",
+	},
+	{"kind", Record{Kind: "ship", Payload: []byte("p")}, "80808001 0473686970 70"},
+	{
+		"logs", Record{Notes: &Notes{Logs: []LogLine{{At: 300, Level: -4, Attempt: 2, Text: "t"}, {}}}},
+		"80808802 0000000000 02 ac02 07 02 0174 00000000",
 	},
 	{
 		"everything",
@@ -99,6 +106,7 @@ func requireSame(t require.TestingT, want, got *Record) {
 	require.Equal(t, want.UniqueKey, got.UniqueKey)
 	require.Equal(t, want.GroupKey, got.GroupKey)
 	require.Equal(t, want.LimitKey, got.LimitKey)
+	require.Equal(t, want.Kind, got.Kind)
 	require.Equal(t, want.OnDead, got.OnDead)
 	require.Equal(t, want.OnMissing, got.OnMissing)
 	require.True(t, slices.Equal(want.Parents, got.Parents), "parents: want %x, got %x", want.Parents, got.Parents)
@@ -131,6 +139,8 @@ func drawRecord(t *rapid.T) Record {
 			Rewritten:   rapid.Bool().Draw(t, "rewritten"),
 			Expired:     rapid.Bool().Draw(t, "expired"),
 			HoldsTurn:   rapid.Bool().Draw(t, "holds the turn"),
+			RetryFirst:  rapid.Bool().Draw(t, "retries first"),
+			DeadKind:    rapid.Uint32Range(0, 300).Draw(t, "kind of errors"),
 		},
 		Error: string(bytesOrNone.Draw(t, "error")),
 		Headers: rapid.OneOf(
@@ -142,7 +152,8 @@ func drawRecord(t *rapid.T) Record {
 	if rapid.Bool().Draw(t, "has an idempotency key") {
 		copy(r.Unique[:], rapid.SliceOfN(rapid.Byte(), UniqueLen, UniqueLen).Draw(t, "unique"))
 		r.Unique[3] |= 1
-		r.UniqueFor, r.Flags = large.Draw(t, "unique for"), rapid.Byte().Draw(t, "flags")
+		r.UniqueFor, r.Flags = large.Draw(t, "unique for"), rapid.Byte().Draw(t, "flags")&^hasMaxWait
+		r.MaxWait = large.Draw(t, "max wait")
 		r.UniqueKey = string(bytesOrNone.Draw(t, "unique key"))
 	}
 	if r.Group = large.Draw(t, "group"); r.Group != 0 {
@@ -151,6 +162,7 @@ func drawRecord(t *rapid.T) Record {
 	if r.Limit = large.Draw(t, "limit"); r.Limit != 0 {
 		r.LimitKey = string(bytesOrNone.Draw(t, "limit key"))
 	}
+	r.Kind = string(bytesOrNone.Draw(t, "kind"))
 	if rapid.Bool().Draw(t, "has a history") {
 		r.History = &History{FirstReady: large.Draw(t, "first ready"), Dropped: small.Draw(t, "dropped")}
 		for range rapid.IntRange(0, 3).Draw(t, "ended attempts") {
@@ -165,6 +177,11 @@ func drawRecord(t *rapid.T) Record {
 		r.Notes = &Notes{
 			Done: signed.Draw(t, "done"), Total: signed.Draw(t, "total"), At: large.Draw(t, "said at"), Text: string(bytesOrNone.Draw(t, "text")),
 			Metadata: rapid.MapOfN(rapid.String(), rapid.String(), 0, 4).Draw(t, "metadata"),
+		}
+		for range rapid.IntRange(0, 3).Draw(t, "lines of a log") {
+			r.Notes.Logs = append(r.Notes.Logs, LogLine{
+				At: large.Draw(t, "at"), Level: int(signed.Draw(t, "level")), Attempt: small.Draw(t, "of attempt"), Text: string(bytesOrNone.Draw(t, "line")),
+			})
 		}
 	}
 	for range rapid.IntRange(0, 3).Draw(t, "parents") {
@@ -263,7 +280,11 @@ func TestRefusals(t *testing.T) {
 		head bool // DecodeHead refuses it, too
 	}{
 		{"nothing", nil, true},
-		{"unknown flags", uvarint(hasNotes << 1), true},
+		{"unknown flags", uvarint(retriesFirst << 1), true},
+		{"logs without notes", append(uvarint(hasLogs, 1), make([]byte, leastLogLine)...), false},
+		{"logs without lines", append(uvarint(hasNotes|hasLogs), make([]byte, 6)...), false},
+		{"more lines than bytes", append(append(uvarint(hasNotes|hasLogs), make([]byte, 5)...), 2, 0, 0, 0, 0, 0, 0, 0), false},
+		{"a kind that is none", uvarint(hasKind, 0), false},
 		{"half a hash", append(uvarint(hasGroup), 1, 2, 3, 4), true},
 		{"a group that is none", append(uvarint(hasGroup), make([]byte, 9)...), true},
 		{"a key that is none", append(uvarint(hasUnique), make([]byte, 19)...), true},
@@ -377,4 +398,33 @@ func TestHistoryIsBounded(t *testing.T) {
 	require.Equal(t, []uint32{1, 2, 293, 294, 295, 296, 297, 298, 299, 300}, numbers)
 	require.EqualValues(t, 290, h.Dropped)
 	require.Less(t, len((&Record{History: &h}).Encode()), 4608)
+}
+
+// TestLogsAreBounded: notes keep the newest lines, by number and bytes. Earlier notes keep theirs.
+func TestLogsAreBounded(t *testing.T) {
+	var n Notes
+	var all []Notes
+	for i := range 200 {
+		n.Log(LogLine{Attempt: uint32(i), Text: "line"})
+		all = append(all, n)
+	}
+	for i := range all {
+		logs := all[i].Logs
+		require.Len(t, logs, min(i+1, MaxLogLines))
+		require.EqualValues(t, i, logs[len(logs)-1].Attempt)
+		require.EqualValues(t, max(0, i+1-MaxLogLines), logs[0].Attempt)
+	}
+	for i := range 20 {
+		n.Log(LogLine{Attempt: uint32(i), Text: "x" + strings.Repeat("é", MaxLogLine)})
+	}
+	require.Len(t, n.Logs, MaxLogBytes/(MaxLogLine-1))
+	require.NoError(t, SoundLogs(n.Logs))
+	require.Error(t, SoundLogs(make([]LogLine, MaxLogLines+1)))
+	require.Error(t, SoundLogs([]LogLine{{Text: "\xff"}}))
+	require.Error(t, SoundLogs([]LogLine{{Text: strings.Repeat("x", MaxLogLine+1)}}))
+	r := Record{Notes: &n}
+	require.LessOrEqual(t, len(r.Encode()), r.MaxSize())
+	require.Nil(t, n.WithoutLogs().Logs)
+	require.NotNil(t, n.Logs)
+	require.Nil(t, (*Notes)(nil).WithoutLogs())
 }

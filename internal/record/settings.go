@@ -2,6 +2,7 @@ package record
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"reflect"
 	"strconv"
@@ -11,6 +12,15 @@ import (
 	"codeq/internal/base"
 )
 
+// Policy is how tasks are tried, as codeq.Policy describes it.
+type Policy struct {
+	MaxAttempts int           `json:",omitzero"`
+	Backoff     base.Backoff  `json:",omitzero"`
+	Timeout     time.Duration `json:",omitzero"`
+	Retention   time.Duration `json:",omitzero"`
+	RetryFirst  bool          `json:",omitzero"`
+}
+
 // Settings are the settings of a queue.
 type Settings struct {
 	Paused            bool           `json:",omitzero"`
@@ -19,13 +29,33 @@ type Settings struct {
 	Rate              float64        `json:",omitzero"`
 	Burst             int            `json:",omitzero"`
 	TenantWeights     map[string]int `json:",omitempty"`
-	Retention         time.Duration  `json:",omitzero"`
-	DeadRetention     time.Duration  `json:",omitzero"`
-	HoldGroups        bool           `json:",omitzero"`
+	Policy
+	DeadRetention   time.Duration `json:",omitzero"`
+	HoldGroups      bool          `json:",omitzero"`
+	DeadLetterQueue string        `json:",omitzero"`
 }
 
 // IsZero reports whether the settings have no value.
 func (s *Settings) IsZero() bool { return reflect.DeepEqual(*s, Settings{}) }
+
+// HasPolicy reports whether the settings have what those of format 7 do not.
+func (s *Settings) HasPolicy() bool {
+	p := s.Policy
+	p.Retention = 0
+	return p != Policy{} || s.DeadLetterQueue != ""
+}
+
+// Declare gives the settings the values of a declaration, but for Paused. It reports whether that
+// changes them.
+func (s *Settings) Declare(declared *Settings) (changed bool) {
+	before := *s
+	*s = *declared
+	s.Paused, s.TenantWeights = before.Paused, maps.Clone(s.TenantWeights)
+	if len(s.TenantWeights) == 0 {
+		s.TenantWeights = nil
+	}
+	return !reflect.DeepEqual(*s, before)
+}
 
 // BurstSize is how many tasks may be claimed at once, by a rate.
 func (s *Settings) BurstSize() int {
@@ -64,16 +94,90 @@ func (s *Settings) Check() error {
 			return base.NewInvalid("Settings.TenantWeights of "+tenant, w, fmt.Sprint("1 to ", MaxWeight))
 		}
 	}
-	for _, f := range []struct {
-		field string
-		value time.Duration
-	}{{"Settings.Retention", s.Retention}, {"Settings.DeadRetention", s.DeadRetention}} {
-		if f.value < 0 && f.value != forever {
-			return base.NewInvalid(f.field, f.value, "0 or more, or Forever")
+	if !utf8.ValidString(s.DeadLetterQueue) || len(s.DeadLetterQueue) > maxQueueName {
+		return base.NewInvalid("Settings.DeadLetterQueue", strconv.Quote(s.DeadLetterQueue), "the name of a queue")
+	}
+	if err := checkRetention("Settings.DeadRetention", s.DeadRetention); err != nil {
+		return err
+	}
+	return s.Policy.Check("Settings")
+}
+
+// CheckFor is Check for a queue, in a process that has a limit of names.
+func (s *Settings) CheckFor(queue string, maxName int) error {
+	if s.DeadLetterQueue != "" && (s.DeadLetterQueue == queue || len(s.DeadLetterQueue) > maxName) {
+		limit := fmt.Sprintf("another queue, at most %d bytes", maxName)
+		return base.NewInvalid("Settings.DeadLetterQueue", strconv.Quote(s.DeadLetterQueue), limit)
+	}
+	return s.Check()
+}
+
+// CheckDeclared is CheckFor for settings to declare, and the name of their queue.
+func (s *Settings) CheckDeclared(queue string, maxName int) error {
+	if queue == "" || len(queue) > maxName || !utf8.ValidString(queue) {
+		return base.NewInvalid("queue", strconv.Quote(queue), fmt.Sprintf("a name in UTF-8, at most %d bytes", maxName))
+	}
+	if s.Paused {
+		return base.NewInvalid("Settings.Paused", true, "false; see Queue.Pause")
+	}
+	return s.CheckFor(queue, maxName)
+}
+
+// Check returns a *base.Invalid, with a field of a struct, for a policy that is not allowed.
+func (p *Policy) Check(of string) error {
+	if p.MaxAttempts < 0 || p.MaxAttempts > math.MaxInt32 {
+		return base.NewInvalid(of+".MaxAttempts", p.MaxAttempts, "0 to 2^31-1")
+	}
+	if p.Timeout < 0 {
+		return base.NewInvalid(of+".Timeout", p.Timeout, "0 or more")
+	}
+	if p.Backoff != (base.Backoff{}) {
+		b := p.Backoff
+		if field, value, limit := b.SetDefaults(); limit != "" {
+			return base.NewInvalid(of+".Backoff"+field, value, limit)
 		}
+		if math.IsInf(p.Backoff.Factor, 0) || math.IsInf(p.Backoff.Jitter, 0) { // JSON has none
+			return base.NewInvalid(of+".Backoff", p.Backoff, "finite numbers")
+		}
+	}
+	return checkRetention(of+".Retention", p.Retention)
+}
+
+func checkRetention(field string, d time.Duration) error {
+	if d < 0 && d != forever {
+		return base.NewInvalid(field, d, "0 or more, or Forever")
 	}
 	return nil
 }
+
+// Delay returns the wait after an attempt, as the policy says; ok is false if it does not.
+func (p *Policy) Delay(attempt int, chance float64) (wait time.Duration, ok bool) {
+	if p.Backoff == (base.Backoff{}) {
+		return 0, false
+	}
+	b := p.Backoff
+	b.SetDefaults()
+	return b.Delay(attempt, chance), true
+}
+
+// Kept returns the retention, ms; 0: none is set. p may be nil.
+func (p *Policy) Kept() int64 {
+	if p == nil {
+		return 0
+	}
+	return Retention(p.Retention)
+}
+
+// RunFor returns the timeout; other, ms, if none is set. p may be nil.
+func (p *Policy) RunFor(other uint64) time.Duration {
+	if p == nil || p.Timeout == 0 {
+		return Duration(other)
+	}
+	return p.Timeout
+}
+
+// maxQueueName bounds the stored name of a queue; Limits.Name of a process may be lower.
+const maxQueueName = 4096
 
 // forever is a retention without end.
 const forever time.Duration = -1

@@ -13,7 +13,7 @@ type Step struct {
 	Kind   StepKind
 	Name   string
 	At     uint64 // when it was stored, ms since 1970
-	Result []byte // of StepResult
+	Result []byte // of StepResult and StepChildFailed, the value of StepSignal, the ID of StepChild
 }
 
 // StepKind is the kind of a step.
@@ -23,6 +23,10 @@ type StepKind uint8
 const (
 	StepResult StepKind = iota + 1
 	StepSleep
+	StepSignal
+	StepNoSignal // the task waits for the signal, or its time has passed
+	StepChild    // the task has produced a child; the next step is the end of the child
+	StepChildFailed
 	endOfStepKinds
 )
 
@@ -33,8 +37,19 @@ const (
 	MaxStepName  = 128       // bytes
 )
 
-// Size returns the bytes that MaxStepBytes limits.
-func (s *Step) Size() int { return len(s.Name) + len(s.Result) }
+// Size returns the bytes that MaxStepBytes limits; MaxSignalBytes limits the values of signals.
+func (s *Step) Size() int {
+	if s.Kind == StepSignal {
+		return len(s.Name)
+	}
+	return len(s.Name) + len(s.Result)
+}
+
+// Is reports whether a step is of a kind, and has a name; StepNoSignal stands for any wait for a
+// signal.
+func (s *Step) Is(kind StepKind, name string) bool {
+	return s.Name == name && (s.Kind == kind || s.Kind == StepSignal && kind == StepNoSignal)
+}
 
 // Sound returns an error if no shard stores such a step.
 func (s *Step) Sound() error {
@@ -43,8 +58,8 @@ func (s *Step) Sound() error {
 		return fmt.Errorf("a step of kind %d", s.Kind)
 	case s.Name == "" || len(s.Name) > MaxStepName || !utf8.ValidString(s.Name):
 		return fmt.Errorf("a step with the name %q", Clip(s.Name, 2*MaxStepName))
-	case s.Kind != StepResult && len(s.Result) > 0:
-		return fmt.Errorf("the step %q of kind %d has a result", s.Name, s.Kind)
+	case (s.Kind == StepSleep || s.Kind == StepNoSignal) && len(s.Result) > 0, s.Kind == StepChild && len(s.Result) != IDLen:
+		return fmt.Errorf("the step %q of kind %d has a result of %d bytes", s.Name, s.Kind, len(s.Result))
 	}
 	return nil
 }
@@ -55,7 +70,7 @@ func (s *Step) Append(b []byte) []byte {
 	return wire.AppendBytes(wire.AppendBytes(b, s.Name), s.Result)
 }
 
-func (s *Step) maxSize() int { return 1 + 30 + s.Size() }
+func (s *Step) maxSize() int { return 1 + 30 + len(s.Name) + len(s.Result) }
 
 // ReadStep reads the result of Append. The step does not alias the memory of r.
 func ReadStep(r *wire.Reader) (s Step) {
@@ -110,7 +125,13 @@ func (r *Record) soundSteps() error {
 		}
 		size += r.Kept[i].Size()
 	}
-	switch n := max(len(r.Kept), int(r.Steps)); {
+	switch n, taken := max(len(r.Kept), int(r.Steps)), TakenSignals(r.Kept); {
+	case len(taken) > 0 && taken.Sound() != nil:
+		return taken.Sound()
+	case len(r.Cursors) > 0 && r.Cursors.Sound() != nil:
+		return r.Cursors.Sound()
+	case len(r.Kept)+len(r.Cursors) > 0 && r.Beside != 0:
+		return errors.New("steps or cursors in the record, and others beside it")
 	case n > MaxSteps || size > MaxStepBytes:
 		return fmt.Errorf("%d steps of %d bytes", n, size)
 	case len(r.Kept) > 0 && r.Steps > 0:

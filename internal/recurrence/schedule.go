@@ -1,7 +1,10 @@
 package recurrence
 
 import (
+	"bytes"
+	"encoding/binary"
 	"fmt"
+	"hash/fnv"
 	"maps"
 
 	"codeq/internal/base"
@@ -59,11 +62,26 @@ const (
 // RecordOf returns the record of the task of a tick.
 func (r *Schedule) RecordOf(tick uint64) record.Record {
 	rec := r.template
-	rec.Headers = make(map[string]string, len(r.template.Headers)+2)
-	maps.Copy(rec.Headers, r.template.Headers)
-	rec.Headers[TickHeader] = Text(tick)
-	rec.Headers[ScheduleHeader] = r.Name
+	rec.Headers = Headers(rec.Headers, r.Name, tick)
+	if r.Value.Jitter != 0 { // its task does not come after that of the next tick
+		rec.RunAt = tick + jitterOf(r.Name, tick)%min(r.Value.Jitter, r.Times.Next(tick)-tick)
+	}
 	return rec
+}
+
+// jitterOf returns a number for a tick of a schedule, the same one in each process.
+func jitterOf(name string, tick uint64) uint64 {
+	h := fnv.New64a()
+	_, _ = h.Write(binary.BigEndian.AppendUint64([]byte(name), tick)) // it does not fail
+	return h.Sum64()
+}
+
+// Headers returns the headers of the task of a tick, by those of the template.
+func Headers(template map[string]string, name string, tick uint64) map[string]string {
+	h := make(map[string]string, len(template)+2)
+	maps.Copy(h, template)
+	h[TickHeader], h[ScheduleHeader] = Text(tick), name
+	return h
 }
 
 // Begin sets when the schedule ticks.
@@ -78,6 +96,79 @@ func (r *Schedule) Begin(times Sequence) {
 func (r *Schedule) Pass(after uint64) {
 	r.Value.After = after
 	r.Next = r.Times.Next(after)
+}
+
+// MissedAfter returns how late a tick is missed: after a minute, or after 60 ticks if that is less.
+// every is the time between two ticks, 0 for those of Cron; all in ms.
+func MissedAfter(every uint64) uint64 {
+	if every == 0 {
+		return 60_000
+	}
+	return min(60_000, 60*every)
+}
+
+// Tick returns the tick that is next to produce its task, at a time of the wall clock. If that is
+// none of the missed ones, they have passed, and ok is false. REQUIRES: Next is not later than
+// wall.
+func (r *Schedule) Tick(wall uint64) (tick uint64, ok bool) {
+	late := MissedAfter(r.Value.Every)
+	if wall-r.Next <= late || r.Value.Missed == MissedAll {
+		return r.Next, true
+	}
+	last := wall - late - 1
+	if r.Value.Missed == MissedSkip {
+		r.Pass(last)
+		return 0, false
+	}
+	return Latest(r.Times, r.Next, last), true
+}
+
+// Replace returns the schedule that follows an old one, nil if there is none, when it is set at a
+// time of the wall clock; v has no position in time. It returns nil if nothing changes.
+func Replace(old *Schedule, name string, v keys.ScheduleValue, times Sequence, wall uint64) (*Schedule, error) {
+	fresh := old == nil || v.Cron != old.Value.Cron || v.Every != old.Value.Every || v.TimeZone != old.Value.TimeZone ||
+		old.IsAhead(wall)
+	if fresh {
+		v.Start, v.After = wall, wall
+	} else {
+		v.Start, v.After, v.Last = old.Value.Start, old.Value.After, old.Value.Last
+	}
+	if old != nil {
+		v.Paused = old.Value.Paused
+	}
+	if !fresh && old.Err == nil && bytes.Equal(v.Append(nil), old.Value.Append(nil)) {
+		return nil, nil
+	}
+	if v.Every != 0 { // the start was not known before
+		times = Every{Start: v.Start, Interval: v.Every}
+	}
+	r, err := New(name, v)
+	if err != nil { // it was encoded just now
+		return nil, err
+	}
+	r.Begin(times)
+	return r, nil
+}
+
+// Pause returns the schedule as it is after a pause, or when it goes on with the first tick after
+// wall: the same one if nothing changes.
+func (r *Schedule) Pause(paused bool, wall uint64) *Schedule {
+	ahead := !paused && r.IsAhead(wall)
+	if r.Value.Paused == paused && !ahead {
+		return r
+	}
+	next := *r
+	next.Value.Paused, next.Value.After = paused, max(r.Value.After, wall)
+	if ahead {
+		next.Value.Start, next.Value.After, next.Value.Last = wall, wall, 0
+		if next.Value.Every != 0 {
+			next.Times = Every{Start: wall, Interval: next.Value.Every}
+		}
+	}
+	if next.Next = Never; r.Err == nil {
+		next.Begin(next.Times)
+	}
+	return &next
 }
 
 const day = 24 * 60 * 60 * 1000 // ms

@@ -26,18 +26,34 @@ func Of(v *keys.ScheduleValue) (Sequence, error) {
 	return times, nil
 }
 
+// Upcoming returns the next n ticks of a schedule, whose Start is one, from that on: fewer if there
+// are no more, and none if it is not known when it ticks.
+func Upcoming(v *keys.ScheduleValue, n int) (ticks []uint64) {
+	all, err := Of(v)
+	if err != nil {
+		return nil
+	}
+	for tick := v.Start; len(ticks) < n && tick != Never; tick = all.Next(tick) {
+		ticks = append(ticks, tick)
+	}
+	return ticks
+}
+
 const (
-	minEvery = time.Second
-	maxCron  = 1024 // bytes
+	minEvery  = 10 * time.Millisecond
+	maxJitter = 24 * time.Hour
+	maxCron   = 1024 // bytes
 )
 
 // Check returns when a new schedule ticks, or a *base.Invalid.
-func Check(cron, zone string, every time.Duration, now uint64) (Sequence, error) {
+func Check(cron, zone string, every, jitter time.Duration, now uint64) (Sequence, error) {
 	switch {
 	case (cron == "") == (every == 0):
 		return nil, base.NewInvalid("Schedule", fmt.Sprintf("Cron %q, Every %v", cron, every), "one of Cron and Every")
 	case every != 0 && every < minEvery:
 		return nil, base.NewInvalid("Schedule.Every", every, fmt.Sprint(minEvery, " or more"))
+	case jitter < 0 || jitter > maxJitter:
+		return nil, base.NewInvalid("Schedule.Jitter", jitter, fmt.Sprint("0 to ", maxJitter))
 	case every != 0 && zone != "":
 		return nil, base.NewInvalid("Schedule.TimeZone", zone, "none, with Every")
 	case len(cron) > maxCron:

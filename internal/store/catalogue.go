@@ -164,3 +164,23 @@ func (r *Reads) Awakened() (map[uint32]bool, error) {
 	}
 	return awakened, nil
 }
+
+// LaneEntry reads the catalogue's entry of a lane, and the name of its queue; the error is
+// pebble.ErrNotFound if there is none.
+func (r *Reads) LaneEntry(n uint32) (queue string, v keys.LaneValue, err error) {
+	b, err := r.Lookup(keys.AppendNumbered(nil, keys.Lane, n))
+	if err == nil && b == nil {
+		err = pebble.ErrNotFound
+	}
+	if err != nil {
+		return "", v, err
+	}
+	if v, err = keys.ParseLaneValue(b); err != nil {
+		return "", v, fmt.Errorf("%w: lane %d: %w", base.ErrCorrupt, n, err)
+	}
+	name, err := r.Lookup(keys.AppendNumbered(nil, keys.Queue, v.Queue))
+	if err == nil && name == nil {
+		err = fmt.Errorf("%w: queue %d of lane %d is missing", base.ErrCorrupt, v.Queue, n)
+	}
+	return string(name), v, err
+}

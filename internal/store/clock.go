@@ -51,6 +51,19 @@ func (t *Task) Shown() (shown, counts uint64) {
 	return c.ByWall(at)
 }
 
+// Until returns when an ended task is deleted, by the wall clock as it is set now; keys.Forever:
+// never, or the task has not ended.
+func (t *Task) Until() uint64 {
+	if !keys.Ended(t.Range) || t.At == keys.Forever {
+		return keys.Forever
+	}
+	c := &t.clock
+	if max(c.Wall, c.Periods)-min(c.Wall, c.Periods) <= usualJitter || !c.isKnown() {
+		return t.At
+	}
+	return c.Wall + t.At - min(t.At, c.Periods)
+}
+
 // ByWall returns a stamp of the task's shard by the wall clock.
 func (t *Task) ByWall(stamp uint64) uint64 {
 	if !t.clock.isKnown() {

@@ -12,8 +12,8 @@ import (
 // become ready again. Only the shard's owner uses it.
 //
 // Invariant: Clock never decreases, even over a restart: every group stores it, and load resumes
-// after the largest stored value. So an ID is never made twice, and no task that becomes ready gets
-// a place before one that was ready already, however the wall clock jumps.
+// after the largest stored value. So an ID is never made twice, and it makes no place before that
+// of a task that was ready already, however the wall clock jumps.
 //
 // While the wall clock is behind Time, because it was set back or is that of another node, Time
 // advances at half speed: so successive tasks still get different times, and the wall clock catches
@@ -81,6 +81,9 @@ func (m *Minter) noteSet(before *Minter, wall, passed uint64, opened bool) {
 	at := m.Time
 	if wall > expected && wall == at { // which no stamp has yet
 		at = max(m.Clock>>clockShift, before.Time+passed-min(passed/2, lead))
+		if at > m.Time { // a stamp from now on is not before it
+			m.Time, m.read, m.lead = at, before.read+passed, at-wall
+		}
 	}
 	m.Sets, m.Unset = m.Sets.Add(keys.ClockSet{At: at, Wall: wall, Opened: opened}), true
 }

@@ -332,3 +332,18 @@ func TestAgesGrow(t *testing.T) {
 		}
 	})
 }
+
+// TestStampsAfterSet: a stamp made after the wall clock was set is not before the stored time of
+// that, so that its age is known, and a restart does not change the time.
+func TestStampsAfterSet(t *testing.T) {
+	m := testMinter(0, 1)
+	m.Tick(1_000_000, 0)
+	m.Tick(996_000, 0)
+	m.Tick(1_000_000, 1) // when Time, by half its speed, is there as well
+	stamp := m.Stamp()
+	require.GreaterOrEqual(t, stamp, m.Sets.Latest())
+	require.EqualValues(t, 1_000_000, m.made(stamp))
+	again := Minter{Clock: m.Clock, Sets: m.Sets}
+	again.Tick(1_000_000, 0)
+	require.Equal(t, m.Time, again.Time)
+}

@@ -14,8 +14,9 @@ import (
 // Snapshot reads tasks of a store as it is at one moment, and caches the lanes that it has read. It
 // is for one goroutine.
 type Snapshot struct {
-	r     pebble.Reader
-	lanes map[uint32]*Lane
+	r      pebble.Reader
+	lanes  map[uint32]*Lane
+	queues map[uint32]string
 	// Leases of the tasks that are read, if the caller knows them; nil: the lease records are read
 	// for the first task that may be leased.
 	Leases map[keys.ID]Lease
@@ -24,7 +25,9 @@ type Snapshot struct {
 }
 
 // NewSnapshot returns a Snapshot of r, which must not change.
-func NewSnapshot(r pebble.Reader) *Snapshot { return &Snapshot{r: r, lanes: make(map[uint32]*Lane)} }
+func NewSnapshot(r pebble.Reader) *Snapshot {
+	return &Snapshot{r: r, lanes: make(map[uint32]*Lane), queues: make(map[uint32]string)}
+}
 
 // Reader returns the reader of the snapshot.
 func (s *Snapshot) Reader() pebble.Reader { return s.r }
@@ -49,12 +52,13 @@ type Lease struct {
 type Task struct {
 	ID keys.ID
 	keys.Place
-	Lane   *Lane
-	Record record.Record
-	Ended  keys.EndedValue // of an ended task
-	Lease  *Lease          // nil: the task is not leased
-	Steps  []record.Step   // the finished ones, for Get
-	clock  Clock           // of the Snapshot
+	Lane    *Lane
+	Record  record.Record
+	Ended   keys.EndedValue // of an ended task
+	Lease   *Lease          // nil: the task is not leased
+	Steps   []record.Step   // the finished ones, for Get
+	Cursors record.Cursors  // for Get
+	clock   Clock           // of the Snapshot
 }
 
 // Lane reads a lane's entry, and that of its queue. Its error matches pebble.ErrNotFound if there
@@ -74,14 +78,19 @@ func (s *Snapshot) Lane(n uint32) (*Lane, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: lane %d: %w", base.ErrCorrupt, n, err)
 	}
-	name, err := Lookup(s.r, keys.AppendNumbered(nil, keys.Queue, entry.Queue))
-	if err == nil && name == nil {
-		err = fmt.Errorf("%w: it is missing", base.ErrCorrupt)
+	queue, known := s.queues[entry.Queue]
+	if !known {
+		name, err := Lookup(s.r, keys.AppendNumbered(nil, keys.Queue, entry.Queue))
+		if err == nil && name == nil {
+			err = fmt.Errorf("%w: it is missing", base.ErrCorrupt)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("queue %d: %w", entry.Queue, err)
+		}
+		queue = string(name)
+		s.queues[entry.Queue] = queue
 	}
-	if err != nil {
-		return nil, fmt.Errorf("queue %d: %w", entry.Queue, err)
-	}
-	l := &Lane{Number: n, Queue: string(name), QueueNumber: entry.Queue, Tenant: entry.Tenant, Priority: entry.Priority}
+	l := &Lane{Number: n, Queue: queue, QueueNumber: entry.Queue, Tenant: entry.Tenant, Priority: entry.Priority}
 	s.lanes[n] = l
 	return l, nil
 }
@@ -100,8 +109,10 @@ func (s *Snapshot) Get(id keys.ID) (*Task, error) {
 	if err != nil {
 		return nil, err
 	}
-	if t.Steps = t.Record.Kept; !keys.Ended(p.Range) {
-		t.Steps, err = StepsOf(s.r, id)
+	if t.Steps, t.Cursors = t.Record.Kept, t.Record.Cursors; !keys.Ended(p.Range) {
+		if t.Steps, err = StepsOf(s.r, id); err == nil {
+			t.Cursors, err = CursorsOf(s.r, id)
+		}
 	}
 	return t, err
 }

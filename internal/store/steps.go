@@ -10,11 +10,11 @@ import (
 	"codeq/internal/record"
 )
 
-// Steps reads, adds and deletes the finished steps of unended tasks.
+// Steps reads, adds and deletes the finished steps of unended tasks, their signals and cursors.
 type Steps struct {
 	reader RangeReader
 	any    bool                 // the store may have some
-	added  map[keys.ID]struct{} // tasks that have got steps in the group: reader does not see them
+	added  map[keys.ID]struct{} // tasks that have got some in the group: reader does not see them
 }
 
 // NewSteps returns the steps of a store, which are not loaded.
@@ -31,10 +31,10 @@ func (st *Steps) Load() error {
 	})
 }
 
-// HasAny reports whether the store may have steps.
+// HasAny reports whether the store may have any.
 func (st *Steps) HasAny() bool { return st.any }
 
-// HasAdded reports whether the group adds steps of a task, which are not read before it has
+// HasAdded reports whether the group adds some of a task, which are not read before it has
 // persisted.
 func (st *Steps) HasAdded(id keys.ID) bool { return len(st.added) > 0 && st.hasAdded(id) }
 
@@ -45,17 +45,62 @@ func (st *Steps) hasAdded(id keys.ID) bool {
 
 // Add writes a step.
 func (st *Steps) Add(w *Writes, id keys.ID, number uint32, step *record.Step) {
-	w.Set(keys.AppendStep(nil, id, uint16(number)), step.Append(nil))
+	st.set(w, id, uint16(number), step.Append(nil))
+}
+
+// SetSignals writes the signals of a task.
+func (st *Steps) SetSignals(w *Writes, id keys.ID, signals record.Signals) {
+	st.set(w, id, keys.SignalsNumber, signals.Append(nil))
+}
+
+// SetCursors writes the encoded cursors of a task.
+func (st *Steps) SetCursors(w *Writes, id keys.ID, cursors []byte) {
+	st.set(w, id, keys.CursorsNumber, cursors)
+}
+
+func (st *Steps) set(w *Writes, id keys.ID, number uint16, value []byte) {
+	w.Set(keys.AppendStep(nil, id, number), value)
 	st.any = true
 	st.added[id] = struct{}{}
 }
 
-// Delete deletes the first n steps of a task.
-func (st *Steps) Delete(w *Writes, id keys.ID, n uint32) {
+// Delete deletes what lies beside the record of a task, as the record says.
+func (st *Steps) Delete(w *Writes, id keys.ID, h *record.Head) {
 	var key [keys.StepLen]byte
-	for i := range n {
+	for i := range h.Steps {
 		w.Delete(keys.AppendStep(key[:0], id, uint16(i)))
 	}
+	if h.Beside&record.HasSignals != 0 {
+		w.Delete(keys.AppendStep(key[:0], id, keys.SignalsNumber))
+	}
+	if h.Beside&record.HasCursors != 0 {
+		w.Delete(keys.AppendStep(key[:0], id, keys.CursorsNumber))
+	}
+	h.Steps, h.Beside = 0, 0
+}
+
+// Signals returns the signals of a task. REQUIRES: as for Count.
+func (st *Steps) Signals(id keys.ID) (record.Signals, error) {
+	b, err := st.reader.Lookup(keys.AppendStep(nil, id, keys.SignalsNumber))
+	return signalsIn(id, b, err)
+}
+
+// Cursors returns the cursors of a task. REQUIRES: as for Count.
+func (st *Steps) Cursors(id keys.ID) (record.Cursors, error) {
+	b, err := st.reader.Lookup(keys.AppendStep(nil, id, keys.CursorsNumber))
+	return cursorsIn(id, b, err)
+}
+
+// Step returns a step of a task; zero: there is no such step. REQUIRES: as for Count.
+func (st *Steps) Step(id keys.ID, number uint32) (step record.Step, err error) {
+	b, err := st.reader.Lookup(keys.AppendStep(nil, id, uint16(number)))
+	if b == nil || err != nil {
+		return step, err
+	}
+	if step, err = record.ParseStep(b); err != nil {
+		err = fmt.Errorf("%w: step %d of task %s: %w", base.ErrCorrupt, number, keys.FormatID(id), err)
+	}
+	return step, err
 }
 
 // Count returns how many steps a task has. REQUIRES: the group has not added any.
@@ -125,6 +170,38 @@ func readSteps(it *pebble.Iterator, id keys.ID, note func(bytes int)) (steps []r
 		steps = append(steps, step)
 	}
 	return steps, Error(it.Error())
+}
+
+// SignalsOf returns the signals of an unended task.
+func SignalsOf(r pebble.Reader, id keys.ID) (record.Signals, error) {
+	b, err := Lookup(r, keys.AppendStep(nil, id, keys.SignalsNumber))
+	return signalsIn(id, b, err)
+}
+
+func signalsIn(id keys.ID, b []byte, err error) (s record.Signals, _ error) {
+	if b == nil || err != nil {
+		return nil, err
+	}
+	if s, err = record.ParseSignals(b); err != nil {
+		err = fmt.Errorf("%w: signals of task %s: %w", base.ErrCorrupt, keys.FormatID(id), err)
+	}
+	return s, err
+}
+
+// CursorsOf returns the cursors of an unended task.
+func CursorsOf(r pebble.Reader, id keys.ID) (record.Cursors, error) {
+	b, err := Lookup(r, keys.AppendStep(nil, id, keys.CursorsNumber))
+	return cursorsIn(id, b, err)
+}
+
+func cursorsIn(id keys.ID, b []byte, err error) (c record.Cursors, _ error) {
+	if b == nil || err != nil {
+		return nil, err
+	}
+	if c, err = record.ParseCursors(b); err != nil {
+		err = fmt.Errorf("%w: cursors of task %s: %w", base.ErrCorrupt, keys.FormatID(id), err)
+	}
+	return c, err
 }
 
 // Close ends the use of the store for this group.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 
+	"codeq/internal/base"
 	"codeq/internal/keys"
 )
 
@@ -284,4 +285,26 @@ func (t *Waiting) cursorOf(scope uint64) keys.ID {
 		return f.id
 	}
 	return keys.ID{}
+}
+
+// Scopes visits the scopes of a queue in which tasks wait, as stored, from the first one to the
+// last one.
+func (r *Reads) Scopes(queue uint32, first, last uint64, visit func(scope uint64)) error {
+	keyOf := func(scope uint64) []byte { return keys.AppendGroup(nil, keys.Blocked, queue, scope) }
+	it, err := r.Store.DB().NewIter(&pebble.IterOptions{LowerBound: keyOf(first), UpperBound: keys.GroupEnd(keyOf(last))})
+	if err != nil {
+		return Error(err)
+	}
+	defer func() { _ = it.Close() }() // its error is that of it.Error
+	r.NoteRead(0)
+	for valid := it.First(); valid; {
+		r.NoteRead(0)
+		_, scope, _, err := keys.ParseGrouped(it.Key())
+		if err != nil {
+			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+		}
+		visit(scope)
+		valid = it.SeekGE(keys.GroupEnd(keyOf(scope)))
+	}
+	return Error(it.Error())
 }

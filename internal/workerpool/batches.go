@@ -148,6 +148,13 @@ func (bs *Batches[K, J, T]) End(b *Batch[K, J, T]) []BatchTask[T] {
 	return was
 }
 
+// Tasks returns all tasks of a batch as they are.
+func (bs *Batches[K, J, T]) Tasks(b *Batch[K, J, T]) []BatchTask[T] {
+	bs.mu.Lock()
+	defer bs.mu.Unlock()
+	return slices.Clone(b.tasks)
+}
+
 // Drop forgets a batch.
 func (bs *Batches[K, J, T]) Drop(b *Batch[K, J, T]) {
 	bs.mu.Lock()
@@ -192,7 +199,7 @@ func (l *Loss[T]) End() {
 	}
 }
 
-// Lose takes out the tasks for which there is a reason. The caller ends them.
+// Lose takes out the tasks with a reason to end. The caller ends them.
 func (bs *Batches[K, J, T]) Lose(reason func(T) error) (losses []Loss[T]) {
 	bs.mu.Lock()
 	defer bs.mu.Unlock()
@@ -224,12 +231,13 @@ func (bs *Batches[K, J, T]) Lose(reason func(T) error) (losses []Loss[T]) {
 	return losses
 }
 
-// End ends the contexts of the handler and of all tasks. REQUIRES: the batch has begun.
+// End ends the contexts of all tasks, and then that of the handler: a handler that sees its own
+// ended finds the others ended. REQUIRES: the batch has begun.
 func (b *Batch[K, J, T]) End(cause error) {
-	b.Context.End(cause)
 	for i := range b.tasks {
 		b.tasks[i].Task.End(cause)
 	}
+	b.Context.End(cause)
 }
 
 // All yields the tasks. REQUIRES: the batch has begun.

@@ -11,28 +11,22 @@ import (
 	"codeq/internal/guard"
 )
 
-// Context is the context of a handler, without values: an embedder may add some. Many handlers
-// never ask when their context ends: ending, which says so, is made when one does.
+// Context is the context of a handler, without values: an embedder may add some. Many handlers have
+// no deadline, and never ask when their context ends: they have no end.
 type Context struct {
-	due *due // nil: it has no deadline, as most tasks have none
-
-	mu     sync.Mutex    // guards the fields below, but for marks
-	over   bool          // the context has ended
-	marks  atomic.Uint32 // of the embedder
-	ending *ending       // nil: it was not asked for yet, and there is no cause to keep
+	mu    sync.Mutex    // guards the fields below, but for marks
+	over  bool          // the context has ended
+	marks atomic.Uint32 // of the embedder
+	end   *end          // nil: it has no deadline, was not asked for its end yet, and there is no cause to keep
 }
 
-// due is a deadline.
-type due struct {
-	at    time.Time
-	watch watch // without a timer: there is none
-}
-
-// ending is a context that ends with a Context.
-type ending struct {
-	context.Context
-	cancel context.CancelCauseFunc
-	at     time.Time // when the Context has ended, if there was a cause
+// end is when and how a Context ends.
+type end struct {
+	due             time.Time // zero: it has no deadline
+	watch           watch     // without a timer: there is none
+	context.Context           // ends with the Context; nil: it was not asked for yet
+	cancel          context.CancelCauseFunc
+	at              time.Time // when the Context has ended, if there was a cause
 }
 
 // watch looks at a context once.
@@ -45,7 +39,7 @@ type watch struct {
 // in use yet.
 func (c *Context) Begin(timeout time.Duration) {
 	if timeout > 0 {
-		c.due = &due{at: time.Now().Add(timeout)}
+		c.end = &end{due: time.Now().Add(timeout)}
 	}
 }
 
@@ -65,15 +59,22 @@ func (c *Context) Watch(running *sync.WaitGroup, log *slog.Logger, late func()) 
 	if c.over {
 		return
 	}
-	d := time.Until(c.due.at)
+	d := time.Until(c.end.due)
 	if more := min(max(d, 0), overdueAfter); d <= math.MaxInt64-more {
 		d += more
 	}
 	running.Add(1)
-	c.due.watch = watch{time.AfterFunc(d, func() {
+	c.end.watch = watch{time.AfterFunc(d, func() {
 		defer running.Done()
 		guard.Contain(log, "watch of a handler", late, nil)
 	}), running}
+}
+
+// IsOver reports whether End was called.
+func (c *Context) IsOver() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.over
 }
 
 // Ended returns when the context has ended, by its deadline or by a cause; ok is false if it has
@@ -81,77 +82,91 @@ func (c *Context) Watch(running *sync.WaitGroup, log *slog.Logger, late func()) 
 func (c *Context) Ended() (at time.Time, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.ending != nil {
-		at = c.ending.at
+	if c.end == nil {
+		return at, false
 	}
-	if c.due != nil && time.Until(c.due.at) <= 0 && (at.IsZero() || c.due.at.Before(at)) {
-		at = c.due.at
+	if at = c.end.at; c.isDue() && (at.IsZero() || c.end.due.Before(at)) {
+		at = c.end.due
 	}
 	return at, !at.IsZero()
+}
+
+// isDue reports whether the deadline has passed. REQUIRES: mu is held.
+func (c *Context) isDue() bool {
+	return c.end != nil && !c.end.due.IsZero() && time.Until(c.end.due) <= 0
 }
 
 // Value returns nil, but for package context, which finds the cause of the end, and the contexts to
 // cancel, as values under keys of its own.
 func (c *Context) Value(key any) any {
-	if e := c.usedEnding(); e != nil {
-		return e.Value(key)
+	if ctx := c.used(); ctx != nil {
+		return ctx.Value(key)
 	}
 	return nil
 }
 
 // Deadline returns the deadline.
 func (c *Context) Deadline() (time.Time, bool) {
-	if c.due == nil {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.end == nil {
 		return time.Time{}, false
 	}
-	return c.due.at, true
+	return c.end.due, !c.end.due.IsZero()
 }
 
 // Done returns a channel that is closed when the context ends.
 func (c *Context) Done() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.makeEnding().Done()
+	return c.made().Done()
 }
 
 // Err returns nil until the context ends.
 func (c *Context) Err() error {
-	if e := c.usedEnding(); e != nil {
-		return e.Err()
+	if ctx := c.used(); ctx != nil {
+		return ctx.Err()
 	}
 	return nil
 }
 
-// usedEnding returns ending; nil if the context has not ended and ending was not asked for.
-func (c *Context) usedEnding() *ending {
+// used returns the context that ends with this one; nil if this one has not ended, and was not
+// asked for its end.
+func (c *Context) used() context.Context {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.over || c.ending == nil && c.due != nil && time.Until(c.due.at) <= 0 {
-		return c.makeEnding()
+	if c.over || c.isDue() {
+		return c.made()
 	}
-	return c.ending
+	if c.end == nil {
+		return nil
+	}
+	return c.end.Context
 }
 
-// makeEnding returns ending, and makes it first if there is none. REQUIRES: mu is held.
-func (c *Context) makeEnding() *ending {
-	if c.ending != nil {
-		return c.ending
+// made returns the context that ends with this one, and makes it first if there is none. REQUIRES:
+// mu is held.
+func (c *Context) made() context.Context {
+	if c.end == nil {
+		c.end = new(end)
+	}
+	e := c.end
+	if e.Context != nil {
+		return e.Context
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	if c.over {
 		cancel(nil)
 	}
-	end := cancel
-	if c.due != nil {
+	if e.Context, e.cancel = ctx, cancel; !e.due.IsZero() {
 		var stop context.CancelFunc
-		ctx, stop = context.WithDeadline(ctx, c.due.at)
-		end = func(cause error) {
+		e.Context, stop = context.WithDeadline(ctx, e.due)
+		e.cancel = func(cause error) {
 			cancel(cause)
 			stop()
 		}
 	}
-	c.ending = &ending{Context: ctx, cancel: end}
-	return c.ending
+	return e.Context
 }
 
 // End ends the context, if it has not ended, for a cause; nil: [context.Canceled]. It has ended
@@ -163,14 +178,18 @@ func (c *Context) End(cause error) {
 		return
 	}
 	if cause != nil {
-		c.makeEnding()
-		c.ending.at = time.Now()
+		c.made()
+		c.end.at = time.Now()
 	}
 	c.over = true
-	if c.due != nil && c.due.watch.timer != nil && c.due.watch.timer.Stop() {
-		c.due.watch.running.Done()
+	e := c.end
+	if e == nil {
+		return
 	}
-	if c.ending != nil {
-		c.ending.cancel(cause)
+	if e.watch.timer != nil && e.watch.timer.Stop() {
+		e.watch.running.Done()
+	}
+	if e.Context != nil {
+		e.cancel(cause)
 	}
 }

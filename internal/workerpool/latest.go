@@ -73,3 +73,32 @@ func (v *Latest[T]) Get() *T {
 	defer v.reports.Mu.Unlock()
 	return v.now
 }
+
+// Stored is a Latest whose reports store the value. What fails is stored with the next values, or
+// by Store.
+type Stored[T any] struct {
+	*Latest[T]
+	put func(*T) error
+
+	mu     sync.Mutex // orders the stores, and guards stored
+	stored *T
+}
+
+// NewStored returns a Stored with a first value, which is stored.
+func NewStored[T any](
+	first T, every time.Duration, log *slog.Logger, telling *sync.WaitGroup, put func(*T) error,
+) *Stored[T] {
+	s := &Stored[T]{put: put}
+	s.Latest = NewLatest(first, every, log, telling, func(*T) { s.Store() })
+	s.stored = s.Get()
+	return s
+}
+
+// Store stores the last value, unless it is stored.
+func (s *Stored[T]) Store() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if now := s.Get(); now != s.stored && s.put(now) == nil {
+		s.stored = now
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -32,7 +33,8 @@ type Pool[J any, T Task] struct {
 	Outcomes sync.WaitGroup
 
 	mu           sync.Mutex      // guards the fields below
-	workers      []*Worker[J, T] // that have begun; grows only
+	workers      []*Worker[J, T] // that have begun, and were not replaced before they ended
+	replaced     int             // workers whose place another one has
 	jobs         []J             // claimed, not yet started; from next on
 	next         int
 	claimed      int                     // number of jobs so far
@@ -54,6 +56,7 @@ type Pool[J any, T Task] struct {
 type Config struct {
 	Workers int           // at the most
 	Batch   int           // jobs of a claim at the most
+	Replace int           // workers that may be replaced at the same time
 	Grace   time.Duration // how long workers may go on when claims are over
 	Log     *slog.Logger
 	// Crash is called if a goroutine of the pool panics. It ends the context of Run.
@@ -281,12 +284,17 @@ func (p *Pool[J, T]) busy() (n int) {
 	return n
 }
 
-// Hung yields the tasks of the handlers that go on though their contexts have ended, and since
-// when.
-func (p *Pool[J, T]) Hung(yield func(T, time.Time) bool) {
+// Hung describes a handler that goes on though its context has ended.
+type Hung struct {
+	Since    time.Time // when the context has ended
+	Replaced bool      // another worker has the place
+}
+
+// Hung yields the tasks of such handlers.
+func (p *Pool[J, T]) Hung(yield func(T, Hung) bool) {
 	for _, w := range p.Workers() {
-		if t, ok := w.running(); ok {
-			if at, ended := t.Ended(); ended && !yield(t, at) {
+		if t, replaced, ok := w.running(); ok {
+			if at, ended := t.Ended(); ended && !yield(t, Hung{at, replaced}) {
 				return
 			}
 		}
@@ -335,11 +343,25 @@ func (p *Pool[J, T]) wakeWorker() {
 	case p.idle > 0:
 		p.waking = true
 		p.wake.Signal()
-	case len(p.workers) < p.config.Workers:
+	case len(p.workers) < p.config.Workers+p.replaced:
 		p.waking = true
 		w := &Worker[J, T]{pool: p}
 		p.workers = append(p.workers, w)
 		w.start(true)
+	}
+}
+
+// endReplaced ends a worker whose place another one has, and replaces the next one that wants it.
+func (p *Pool[J, T]) endReplaced(w *Worker[J, T]) {
+	p.mu.Lock()
+	p.replaced--
+	all := slices.Clone(p.workers) // others read the old ones
+	p.workers = slices.DeleteFunc(all, func(o *Worker[J, T]) bool { return o == w })
+	p.mu.Unlock()
+	for _, o := range p.Workers() {
+		if o.replaceLate() {
+			return
+		}
 	}
 }
 

@@ -443,3 +443,49 @@ func TestSharedPlaces(t *testing.T) {
 		require.Nil(t, h.pool.BeginClaim(ctx))
 	})
 }
+
+// TestReplace: the place of a worker whose handler goes on is given to another one, as often as
+// allowed. When the handler ends, or its goroutine does, there are as many places as before.
+func TestReplace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(workerpool.Config{Workers: 1, Batch: 1, Replace: 1, Grace: time.Second})
+		first, second, third := &job{done: make(chan struct{})}, &job{done: make(chan struct{})}, &job{done: make(chan struct{})}
+		for _, j := range []*job{first, second, third} {
+			h.jobs <- j
+		}
+		stop := h.run(t)
+		synctest.Wait()
+		replace := func(of *job) (replaced bool) {
+			for _, w := range h.pool.Workers() {
+				replaced = replaced || w.Replace(of)
+			}
+			synctest.Wait()
+			return replaced
+		}
+		require.False(t, replace(second), "it has not begun")
+		require.True(t, replace(first))
+		require.EqualValues(t, 2, h.running.Load())
+		require.False(t, replace(first), "once")
+		require.False(t, replace(second), "too many")
+		require.EqualValues(t, 2, h.running.Load())
+		close(first.done)
+		synctest.Wait()
+		require.EqualValues(t, 2, h.running.Load(), "its place was given away, and the second one's then")
+		require.Len(t, h.pool.Workers(), 2)
+		require.False(t, replace(second), "once")
+		close(third.done)
+		close(second.done)
+		synctest.Wait()
+		next := &job{done: make(chan struct{})}
+		h.jobs <- next
+		h.jobs <- &job{}
+		synctest.Wait()
+		require.EqualValues(t, 1, h.running.Load(), "there is one place")
+		require.Zero(t, h.left.Load())
+		close(next.done)
+		synctest.Wait()
+		require.EqualValues(t, 5, h.done.Load())
+		require.Zero(t, stop())
+		require.False(t, replace(next))
+	})
+}

@@ -11,6 +11,8 @@ type Task interface {
 	End(cause error)
 	// Ended returns when it has ended; ok is false if it has not.
 	Ended() (at time.Time, ok bool)
+	// Mark sets a mark of the embedder, one bit, and reports whether it was set before.
+	Mark(mark uint32) bool
 }
 
 // Worker runs one handler at a time.
@@ -23,6 +25,11 @@ type Worker[J any, T Task] struct {
 	ours    bool       // the worker still has the task; false: it was given back, or its lease was lost
 	lost    error      // why TakeAway has taken the task
 	stopped bool       // no handler may run any more
+
+	// replaced: another worker has the place of this one, which ends with its handler. It is set
+	// while the handler runs, under mu, and the worker reads it when the handler has ended.
+	replaced bool
+	wants    bool // to be replaced, when another worker is no longer
 }
 
 // start starts the worker's goroutine. woken: it is the one that was woken for the jobs.
@@ -33,8 +40,48 @@ func (w *Worker[J, T]) start(woken bool) {
 // Restart is called when a handler has ended the worker's goroutine: it frees the place of the job,
 // and starts another goroutine.
 func (w *Worker[J, T]) Restart() {
+	if w.replaced {
+		w.pool.endReplaced(w)
+		return
+	}
 	w.pool.release(1)
 	w.start(false)
+}
+
+// Replace gives the place of the worker to another one while its handler goes on with a task. It
+// returns false if it does not, or too many workers have been replaced: the place is given when one
+// of them ends.
+func (w *Worker[J, T]) Replace(t T) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.busy && any(w.task) == any(t) && w.replace()
+}
+
+// replaceLate replaces the worker if it was not because of too many others.
+func (w *Worker[J, T]) replaceLate() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.wants && w.replace()
+}
+
+// replace is Replace for a caller that holds mu, of a worker whose handler goes on.
+func (w *Worker[J, T]) replace() bool {
+	p := w.pool
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if w.replaced || p.ended {
+		return false
+	}
+	if w.wants = p.replaced >= p.config.Replace; w.wants {
+		return false
+	}
+	w.replaced = true
+	p.replaced++
+	p.releaseLocked(1)
+	if p.next < len(p.jobs) {
+		p.wakeWorker()
+	}
+	return true
 }
 
 // work takes jobs until there will be no more.
@@ -64,6 +111,10 @@ func (w *Worker[J, T]) work(woken bool) {
 		}
 		p.mu.Unlock()
 		p.host.Do(w, job)
+		if w.replaced {
+			p.endReplaced(w)
+			return
+		}
 		p.mu.Lock()
 		p.releaseLocked(1)
 	}
@@ -76,7 +127,7 @@ func (w *Worker[J, T]) Own(t T) bool {
 	if w.stopped {
 		return false
 	}
-	w.task, w.busy, w.ours, w.lost = t, true, true, nil
+	w.task, w.busy, w.ours, w.lost, w.wants = t, true, true, nil, false
 	return true
 }
 
@@ -88,7 +139,7 @@ func (w *Worker[J, T]) Disown() (ours bool, lost error) {
 	defer w.mu.Unlock()
 	var none T
 	ours, lost = w.ours, w.lost
-	w.task, w.busy, w.ours, w.lost = none, false, false, nil
+	w.task, w.busy, w.ours, w.lost, w.wants = none, false, false, nil, false
 	return ours, lost
 }
 
@@ -99,11 +150,12 @@ func (w *Worker[J, T]) Task() (t T, ok bool) {
 	return w.task, w.ours
 }
 
-// running returns the task of the running handler, also if it was taken away.
-func (w *Worker[J, T]) running() (t T, ok bool) {
+// running returns the task of the running handler, also if it was taken away, and whether the
+// worker was replaced.
+func (w *Worker[J, T]) running() (t T, replaced, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.task, w.busy
+	return w.task, w.replaced, w.busy
 }
 
 // TakeAway takes the task of the running handler away if there is a reason to. Its handler goes on:

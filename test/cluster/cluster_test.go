@@ -55,6 +55,12 @@ func TestClusterCycle(t *testing.T) {
 		st, err := q.StorageStats()
 		require.NoError(t, err)
 		require.Positive(t, st.FreeBytes)
+		status, err := q.ClusterStatus(ctx)
+		require.NoError(t, err)
+		for _, r := range status.Shards[0].Replicas { // each node reports its disk
+			require.Positive(t, r.FreeBytes, r.Node)
+			require.Greater(t, r.DiskBytes, r.FreeBytes, r.Node)
+		}
 		for _, s := range st.Shards { // every node has its replicas, and only Raft's log
 			require.Positive(t, s.DiskBytes)
 			require.Positive(t, s.MemTableBytes)
@@ -255,6 +261,9 @@ func TestPagesOfNodes(t *testing.T) {
 	}
 	leased, err := qs[0].ClaimBatch(ctx, codeq.ClaimRequest{Queues: []string{"a"}, Max: 20})
 	require.NoError(t, err)
+	require.Eventually(t, func() bool { // a shard that was too late gives its leases back
+		return queuetest.CountsOf(t, qs[0], "a").Leased == uint64(len(leased))
+	}, 30*time.Second, time.Millisecond)
 	for _, states := range [][]codeq.State{{codeq.Ready}, {codeq.Leased}, nil} {
 		var at []codeq.ID
 		for _, newest := range []bool{false, true} {
@@ -308,4 +317,31 @@ func TestNothingLeftOfNode(t *testing.T) {
 		wait()
 	})
 	before.Require(t, "after a cluster")
+}
+
+// TestDeadKindsOfNodes: each node sums up the dead letters of all shards by kind, also of shards of
+// other leaders.
+func TestDeadKindsOfNodes(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	qs := threeNodes(t, codeq.Options{Shards: 3, Durability: codeq.DurabilityNone}, nil)
+	for _, q := range qs {
+		require.NoError(t, q.WaitReady(ctx))
+	}
+	for i := range 30 {
+		_, err := qs[i%3].Produce(ctx, codeq.Task{Queue: "a"})
+		require.NoError(t, err)
+		l, err := qs[(i+1)%3].Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}})
+		require.NoError(t, err)
+		require.NoError(t, qs[i%3].DeadLetter(ctx, l.Receipt, fmt.Errorf("failed %d times", i)))
+	}
+	require.NoError(t, qs[0].TransferLeadership(ctx, 1, ""))
+	for _, q := range qs {
+		kinds, err := q.DeadKinds(ctx, "a")
+		require.NoError(t, err)
+		require.Len(t, kinds, 1)
+		require.Equal(t, "failed # times", kinds[0].Kind)
+		require.Equal(t, uint64(30), kinds[0].Count)
+		require.Equal(t, []string{"a"}, kinds[0].Queues)
+	}
 }

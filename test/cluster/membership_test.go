@@ -123,6 +123,22 @@ func TestRemovalGoesOn(t *testing.T) {
 	})
 }
 
+// TestRemovalIsRepeated: the call that removes a node, repeated after it ended half-way, succeeds.
+// After that the node is unknown.
+func TestRemovalIsRepeated(t *testing.T) {
+	simNodes(t, 4, codeq.Options{Shards: 3}, func(t *testing.T, c *simCluster) {
+		ctx := context.Background()
+		c.spread()
+		half, by := c.nodes[3], c.nodes[0]
+		require.NoError(t, inspect.Of(simQueue(by)).Leaders().Change(ctx, 0, cluster.RemoveNode, cluster.Peer{Node: half.name}))
+		require.NoError(t, simQueue(by).RemoveNode(ctx, half.name))
+		want := []string{"n0", "n1", "n2"}
+		require.Equal(t, [][]string{want, want, want}, by.membersOfShards(t))
+		c.drop(half)
+		require.ErrorIs(t, simQueue(by).RemoveNode(ctx, half.name), codeq.ErrNotMember)
+	})
+}
+
 // TestAdditionFinishesRemoval: a node joins although a node that was removed from the other shards
 // leads a shard. That leader cannot add a node, as it is no member of the first shard.
 func TestAdditionFinishesRemoval(t *testing.T) {

@@ -18,6 +18,7 @@ import (
 	"codeq/internal/inspect"
 	"codeq/internal/platform"
 	"codeq/internal/simtest"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -191,6 +192,7 @@ func (c *simCluster) load(name string) (stop func() (acknowledged []string)) {
 // killed. Each task that was acknowledged before the checkpoint, or by the new cluster, is there
 // once.
 func TestCheckpointBecomesCluster(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	for _, nodes := range []int{0, 3} {
 		t.Run(fmt.Sprint(nodes), func(t *testing.T) {

@@ -423,6 +423,7 @@ func useVerbs(t *testing.T, q *codeq.Queue, copyTo string) {
 	var m codeq.Mux
 	codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
 		j.FollowUp(codeq.Task{Queue: "b", Unique: codeq.Unique{Key: j.ID.String()}}) // perhaps of another shard
+		_, _ = j.Parents(ctx)
 		return nil
 	})
 	codeq.Handle(&m, "slow", func(ctx context.Context, j *codeq.Job[[]byte]) error {
@@ -463,6 +464,7 @@ func useVerbs(t *testing.T, q *codeq.Queue, copyTo string) {
 	for range q.List(ctx, codeq.ListOptions{State: codeq.Ready}) {
 	}
 	_, _ = q.Stats(ctx)
+	_, _ = q.DeadKinds(ctx, "lost")
 	_, _ = q.ProcessInfo(ctx)
 	_, _ = q.Workers(ctx)
 	_ = q.QuietWorkers(ctx, "nobody")

@@ -419,7 +419,7 @@ func TestPermitsRate(t *testing.T) {
 		t.Run(fmt.Sprintf("%+v", c), func(t *testing.T) {
 			limitedNodes(t, 3, func(t *testing.T, cl *limitedCluster) {
 				cl.configure(func(s *codeq.Settings) { s.Rate, s.Burst = c.rate, c.burst })
-				set := &codeq.Settings{Rate: c.rate, Burst: c.burst}
+				set := record.Settings{Rate: c.rate, Burst: c.burst}
 				cl.produceToAll(500)
 				cl.workOnAll(3, time.Millisecond, 0)
 				begin := time.Now()
@@ -427,7 +427,7 @@ func TestPermitsRate(t *testing.T) {
 				cl.stop()
 				cl.workers.Wait()
 				require.GreaterOrEqual(t, float64(len(cl.claims)), c.least*time.Since(begin).Seconds())
-				cl.requireRate(c.rate, (*record.Settings)(set).BurstSize())
+				cl.requireRate(c.rate, set.BurstSize())
 			})
 		})
 	}
@@ -525,6 +525,7 @@ func longList(queues ...string) []string {
 // TestPermitsOfLists: claims of a long list of queues also get a task only if any shard has room in
 // the limit, whether they wait or not.
 func TestPermitsOfLists(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	for _, noWait := range []bool{true, false} {
 		t.Run(fmt.Sprint("noWait=", noWait), func(t *testing.T) {

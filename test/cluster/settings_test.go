@@ -11,6 +11,7 @@ import (
 	"codeq"
 	"codeq/internal/call"
 	"codeq/internal/inspect"
+	"codeq/internal/manifest"
 	"codeq/test/queuetest"
 )
 
@@ -167,5 +168,23 @@ func TestDeletedQueueAfterRecovery(t *testing.T) {
 		}
 		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.Burst = 1 })
 		queuetest.RequireInShards(t, q, "a", 3, codeq.Settings{Burst: 1})
+	})
+}
+
+// TestPoliciesInUpgrade: while a cluster has an older format, any node refuses policies, which a
+// leader of an older build would drop, but takes other settings.
+func TestPoliciesInUpgrade(t *testing.T) {
+	t.Parallel()
+	simCaseOf(t, 1, 3, codeq.Options{}, manifest.OldestOfNodes, func(t *testing.T, c *simCluster) {
+		for _, n := range c.members() {
+			require.ErrorIs(t, simQueue(n).Configure(t.Context(), "a", func(s *codeq.Settings) { s.MaxAttempts = 1 }), codeq.ErrFormat)
+			changes, err := simQueue(n).Apply(t.Context(), map[string]codeq.Settings{"a": {DeadLetterQueue: "dead"}})
+			require.ErrorIs(t, err, codeq.ErrFormat)
+			require.Empty(t, changes)
+			queuetest.Configure(t, simQueue(n), "a", func(s *codeq.Settings) { s.Retention += time.Hour })
+		}
+		set, err := simQueue(c.leader(0)).Settings("a")
+		require.NoError(t, err)
+		require.Equal(t, codeq.Settings{Policy: codeq.Policy{Retention: 3 * time.Hour}}, set)
 	})
 }

@@ -151,8 +151,9 @@ func (s *schedule) goOn(n *simNode, beside int) bool {
 	if err != nil {
 		s.t.Error(err)
 	}
-	for id := range after {
-		if before[id] == nil {
+	for id, t := range after {
+		death, died := codeq.DeathOf(t.Headers)
+		if before[id] == nil && (!died || before[death.ID] == nil) {
 			s.t.Errorf("task %s has come from a node that is lost", id)
 		}
 	}

@@ -23,7 +23,8 @@ type simFeatures struct {
 	tasks   map[string]*simFeatureTask // by payload
 	uses    int
 
-	runs bool // workers run
+	runs     bool // workers run
+	policies bool // the queue of deaths has them
 }
 
 // simFeatureTask is the clients' knowledge of a task.
@@ -52,7 +53,10 @@ const (
 	simFlows      = "flows"     // tasks that are completed with a follow-up
 	simFollowUps  = "follow-up" // which nobody claims
 	simRuns       = "run"       // tasks for Run
+	simDeaths     = "deaths"    // tasks of a queue with a policy and a dead-letter queue
+	simDead       = "dead"      // which nobody claims
 	simLimit      = 2
+	simAttempts   = 3
 	simGroupLease = 4 * time.Second
 )
 
@@ -75,14 +79,14 @@ func (f *simFeatures) begin(first int) (wait func(), stop func(empty bool)) {
 			}
 		})
 	}
-	for _, use := range []func(c *simClient){f.useGroups, f.useKeys, f.useFlows} {
+	f.configure()
+	for _, use := range []func(c *simClient){f.useGroups, f.useKeys, f.useFlows, f.useDeaths} {
 		if f.rng.IntN(3) == 0 {
 			for range 3 {
 				client(use)
 			}
 		}
 	}
-	f.limit()
 	ctx, cancel := context.WithCancel(context.Background())
 	if f.runs = f.rng.IntN(3) == 0 || f.runs; f.runs { // again after a loss: tasks may remain
 		client(func(c *simClient) { f.produce(c, &simFeatureTask{queue: simRuns}) })
@@ -100,18 +104,30 @@ func (f *simFeatures) begin(first int) (wait func(), stop func(empty bool)) {
 	}
 }
 
-// limit sets the limit of the queue of groups. It has no tasks yet.
-func (f *simFeatures) limit() {
+// configure sets the limit of the queue of groups, and the policy of that of deaths, which older
+// formats do not have. They have no tasks yet.
+func (f *simFeatures) configure() {
 	f.awaitLeaders()
+	_ = f.set(simGroups, func(s *codeq.Settings) { s.Concurrency = simLimit })
+	f.policies = f.set(simDeaths, func(s *codeq.Settings) {
+		s.MaxAttempts, s.Backoff, s.RetryFirst = simAttempts, codeq.Backoff{Base: time.Second, Step: time.Second}, true
+		s.DeadLetterQueue = simDead
+	})
+}
+
+// set changes the settings of a queue. It returns false if the format of the cluster has none.
+func (f *simFeatures) set(queue string, change func(*codeq.Settings)) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), simPatience)
 	defer cancel()
 	q, _ := f.members()[0].queue()
 	for {
-		err := q.Configure(ctx, simGroups, func(s *codeq.Settings) { s.Concurrency = simLimit })
-		if err == nil {
-			return
-		}
-		if !errors.Is(err, codeq.ErrNotLeader) && !errors.Is(err, codeq.ErrUncertain) {
+		err := q.Configure(ctx, queue, change)
+		switch {
+		case err == nil:
+			return true
+		case errors.Is(err, codeq.ErrFormat):
+			return false
+		case !errors.Is(err, codeq.ErrNotLeader) && !errors.Is(err, codeq.ErrUncertain):
 			f.hangs(fmt.Sprintf("Configure (%v)", err))
 		}
 	}
@@ -139,7 +155,11 @@ func (f *simFeatures) new(t *simFeatureTask) codeq.Task {
 	t.payload = fmt.Sprint(t.queue, " ", f.serials)
 	t.produce.begin = time.Now()
 	f.tasks[t.payload] = t
-	return codeq.Task{Queue: t.queue, Group: t.group, Unique: codeq.Unique{Key: t.key}, MaxAttempts: 1000, Payload: []byte(t.payload)}
+	task := codeq.Task{Queue: t.queue, Group: t.group, Unique: codeq.Unique{Key: t.key}, MaxAttempts: 1000, Payload: []byte(t.payload)}
+	if t.queue == simDeaths {
+		task.MaxAttempts = 0
+	}
+	return task
 }
 
 func (f *simFeatures) produce(c *simClient, t *simFeatureTask) {
@@ -247,6 +267,20 @@ func (f *simFeatures) useFlows(c *simClient) {
 	}
 }
 
+// useDeaths produces tasks, and fails at them until they die.
+func (f *simFeatures) useDeaths(c *simClient) {
+	if c.rng.IntN(3) == 0 {
+		f.produce(c, &simFeatureTask{queue: simDeaths})
+		return
+	}
+	if l, _ := f.claim(c, simDeaths); l != nil && c.rng.IntN(5) > 0 {
+		time.Sleep(c.upTo(2 * time.Second))
+		_, _ = c.call(simtest.Retry, func(ctx context.Context, q *codeq.Queue, _ *simtest.Call) error {
+			return q.Retry(ctx, l.Receipt, codeq.RetryOptions{})
+		})
+	}
+}
+
 // work runs handlers on a node until ctx ends, in each of its lives.
 func (f *simFeatures) work(ctx context.Context, node int, rng *rand.Rand) {
 	var mu sync.Mutex // guards rng
@@ -270,7 +304,7 @@ func (f *simFeatures) work(ctx context.Context, node int, rng *rand.Rand) {
 		}
 		t.runs++
 		return nil
-	})
+	}, codeq.Policy{Backoff: codeq.Backoff{Base: time.Second, Factor: 1}, RetryFirst: true})
 	for ctx.Err() == nil {
 		nodes := f.members()
 		if q, _ := nodes[node%len(nodes)].queue(); q != nil {
@@ -298,6 +332,36 @@ func (f *simFeatures) check(stored map[codeq.ID]*codeq.TaskInfo) {
 		f.checkStored(t, there[t.queue][t.payload], there[simFollowUps][t.payload])
 	}
 	f.checkOrder()
+	if f.policies && len(f.past) == 0 { // a loss may take settings away
+		f.checkDeaths(stored)
+	}
+}
+
+// checkDeaths checks that each dead task has one in the dead-letter queue, and no other has, and
+// that none was tried more often than its queue says.
+func (f *simFeatures) checkDeaths(stored map[codeq.ID]*codeq.TaskInfo) {
+	told := make(map[codeq.ID]int)
+	for _, info := range stored {
+		if d, ok := codeq.DeathOf(info.Headers); ok {
+			told[d.ID]++
+		}
+	}
+	for id, info := range stored {
+		deaths := 0
+		if info.State == codeq.Dead && info.Queue == simDeaths {
+			deaths = 1
+		}
+		if told[id] != deaths {
+			f.t.Errorf("task %s is %v, and %d tasks tell of its death", info.Payload, info.State, told[id])
+		}
+		if info.Queue == simDeaths && (info.Attempts > simAttempts || info.Attempts == simAttempts && deaths == 0 && info.State != codeq.Leased) {
+			f.t.Errorf("task %s has %d attempts, and is %v", info.Payload, info.Attempts, info.State)
+		}
+		delete(told, id)
+	}
+	for id := range told {
+		f.t.Errorf("the death of %s is told, and it is not stored", id)
+	}
 }
 
 // checkOrder compares the clients' knowledge of different tasks. REQUIRES: mu is held.

@@ -16,6 +16,7 @@ import (
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
 	"codeq/internal/simtest"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -260,6 +261,7 @@ func TestPowerLossOfAllNodes(t *testing.T) {
 // a node that contradicts the others has failed, and reports it. The furthest node goes on after
 // RecoverCluster.
 func TestDisksThatLose(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	var diverged, wedged int
 	for i := range uint64(testkit.Sized(3, 200)) {

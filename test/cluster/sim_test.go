@@ -739,8 +739,10 @@ func (c *simClient) run() {
 			c.read()
 			continue
 		}
-		if l, call := c.claim(); l != nil {
+		if l, call := c.claim(); l != nil && c.rng.IntN(4) > 0 {
 			c.work(l, call)
+		} else if l != nil {
+			c.workBatch(l)
 		}
 	}
 }
@@ -749,6 +751,18 @@ func (c *simClient) upTo(d time.Duration) time.Duration { return drawUpTo(c.rng,
 
 // call calls a verb on a node that is up, and records it. It returns false if no node is up.
 func (c *simClient) call(verb simtest.Verb, do func(ctx context.Context, q *codeq.Queue, call *simtest.Call) error) (*simtest.Call, bool) {
+	calls := c.callMany(verb, 1, func(ctx context.Context, q *codeq.Queue, calls []*simtest.Call) []error {
+		return []error{do(ctx, q, calls[0])}
+	})
+	if calls == nil {
+		return nil, false
+	}
+	return calls[0], true
+}
+
+// callMany calls a verb for many tasks at once, and records a call for each. do returns an error
+// for each. The result is nil if no node is up.
+func (c *simClient) callMany(verb simtest.Verb, tasks int, do func(ctx context.Context, q *codeq.Queue, calls []*simtest.Call) []error) []*simtest.Call {
 	nodes := c.members()
 	n := nodes[c.home%len(nodes)]
 	if c.rng.IntN(4) == 0 {
@@ -759,14 +773,19 @@ func (c *simClient) call(verb simtest.Verb, do func(ctx context.Context, q *code
 	}
 	q, life := n.queue()
 	if q == nil {
-		return nil, false
+		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond+c.upTo(6*time.Second))
 	defer cancel()
-	call := c.h.Begin(verb, c.number, n.name)
-	err := do(ctx, q, call)
-	c.h.Finish(call, err, n.alive(life))
-	return call, true
+	calls := make([]*simtest.Call, tasks)
+	for i := range calls {
+		calls[i] = c.h.Begin(verb, c.number, n.name)
+	}
+	errs := do(ctx, q, calls)
+	for i, call := range calls {
+		c.h.Finish(call, errs[i], n.alive(life))
+	}
+	return calls
 }
 
 func (c *simClient) produce() {
@@ -852,6 +871,61 @@ func (c *simClient) work(l *codeq.Lease, _ *simtest.Call) {
 			return
 		}
 	}
+}
+
+// workBatch claims some more tasks, and uses all leases in one call, once.
+func (c *simClient) workBatch(first *codeq.Lease) {
+	leases := []*codeq.Lease{first}
+	for range 1 + c.rng.IntN(3) {
+		if l, _ := c.claim(); l != nil {
+			leases = append(leases, l)
+		}
+	}
+	time.Sleep(c.upTo(time.Second))
+	verbs := []simtest.Verb{simtest.Complete, simtest.Complete, simtest.Retry, simtest.Release, simtest.Extend}
+	verb := verbs[c.rng.IntN(len(verbs))]
+	duration := time.Second + c.upTo(6*time.Second).Round(time.Millisecond)
+	calls := c.callMany(verb, len(leases), func(ctx context.Context, q *codeq.Queue, _ []*simtest.Call) []error {
+		var completions []codeq.Completion
+		var failures []codeq.Failure
+		var receipts []codeq.Receipt
+		for _, l := range leases {
+			completions = append(completions, codeq.Completion{Receipt: l.Receipt})
+			failures = append(failures, codeq.Failure{Receipt: l.Receipt, After: -1})
+			receipts = append(receipts, l.Receipt)
+		}
+		switch verb {
+		case simtest.Complete:
+			return simErrors(q.CompleteBatch(ctx, completions), len(leases))
+		case simtest.Retry:
+			return simErrors(q.RetryBatch(ctx, failures), len(leases))
+		case simtest.Release:
+			return simErrors(q.ReleaseBatch(ctx, receipts, 0), len(leases))
+		}
+		return simErrors(q.ExtendBatch(ctx, receipts, duration), len(leases))
+	})
+	for i, call := range calls {
+		l := leases[i]
+		call.Serial, call.Token, call.Attempt = queuetest.SerialOf(l.Payload), l.Receipt.Token, l.Attempt
+		if verb == simtest.Extend {
+			call.Duration = duration
+		}
+		if call.Outcome != simtest.Never {
+			c.h.Add(*call)
+		}
+	}
+}
+
+// simErrors returns the error of each task of a batch.
+func simErrors(err error, tasks int) []error {
+	if batch, ok := errors.AsType[*codeq.BatchError](err); ok {
+		return batch.Errors
+	}
+	errs := make([]error, tasks)
+	for i := range errs {
+		errs[i] = err
+	}
+	return errs
 }
 
 // drain completes the remaining tasks. REQUIRES: all nodes are up and connected.

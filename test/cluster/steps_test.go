@@ -2,6 +2,7 @@ package cluster_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -83,5 +84,62 @@ func TestStepsInCluster(t *testing.T) {
 		for name, n := range calls {
 			require.Equal(t, 1, n, name)
 		}
+	})
+}
+
+// TestSignalsInCluster: signals come from any node, before and after the leader of the task's shard
+// has changed or died, and a task that waits goes on at each.
+func TestSignalsInCluster(t *testing.T) {
+	simCase(t, codeq.Options{Retention: time.Hour}, func(t *testing.T, c *simCluster) {
+		leader, dying := c.lead()
+		other := c.third(leader, dying)
+		names := []string{"a", "b", "c", "d"}
+		for _, n := range []*simNode{leader, dying, other} {
+			mux := new(codeq.Mux)
+			codeq.Handle(mux, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+				for _, name := range names {
+					got, err := codeq.WaitSignal[string](ctx, name, time.Hour)
+					if err != nil {
+						return err
+					}
+					if got != name {
+						t.Errorf("signal %s is %q", name, got)
+					}
+				}
+				return nil
+			})
+			q := simQueue(n)
+			go func() { _ = q.Run(t.Context(), mux, &codeq.RunOptions{LeaseFor: 10 * time.Second}) }()
+		}
+		id := queuetest.Produce(t, simQueue(other), codeq.Task{Queue: "a"})[0]
+		waits := func(steps int) {
+			c.until("the wait for a signal", func() bool {
+				info, err := simQueue(other).Get(t.Context(), id)
+				return err == nil && info.State == codeq.Scheduled && len(info.Steps) == steps
+			})
+		}
+		signal := func(n *simNode, name string) {
+			require.NoError(t, simQueue(n).Signal(t.Context(), id, name, name))
+			require.ErrorIs(t, simQueue(other).Signal(t.Context(), id, name, name), codeq.ErrDuplicate)
+		}
+		waits(1)
+		signal(leader, "c") // early
+		signal(dying, "a")
+		waits(2)
+		c.transfer(dying, 0, dying)
+		c.until("the other leader", func() bool { return c.leader(0) == dying })
+		require.ErrorIs(t, simQueue(other).Signal(t.Context(), id, "c", "again"), codeq.ErrDuplicate)
+		signal(other, "b")
+		waits(4) // it has taken "c"
+		dying.crash(0)
+		c.until("another leader", func() bool {
+			err := simQueue(other).Signal(t.Context(), id, "c", "again")
+			return errors.Is(err, codeq.ErrDuplicate)
+		})
+		require.NoError(t, simQueue(other).Signal(t.Context(), id, "d", "d"))
+		c.until("the end of the task", func() bool {
+			info, err := simQueue(other).Get(t.Context(), id)
+			return err == nil && info.State == codeq.Done
+		})
 	})
 }

@@ -227,8 +227,8 @@ func (m *crowd) mayBeClaimed(tasks map[codeq.ID]*codeq.TaskInfo, t *codeq.TaskIn
 }
 
 // sameTime ignores times of a task and of its attempts that may differ from the stamps on the disk:
-// all of them after a change of the wall clock, and the end of a lease because of the rounding of
-// two clocks.
+// all of them after a change of the wall clock, and the ends of a lease and of a retention because
+// of the rounding of two clocks.
 func (m *crowd) sameTime(want, got *codeq.TaskInfo) {
 	if m.stepped && len(want.History) == len(got.History) {
 		got.FirstReady = want.FirstReady
@@ -236,7 +236,11 @@ func (m *crowd) sameTime(want, got *codeq.TaskInfo) {
 			got.History[i].Start, got.History[i].End = want.History[i].Start, want.History[i].End
 		}
 	}
-	if m.stepped || want.State == codeq.Leased && want.At.Sub(got.At).Abs() < 100*time.Millisecond {
+	if m.stepped || want.Until.Sub(got.Until).Abs() < 100*time.Millisecond {
+		got.Until = want.Until
+	}
+	// The disk does not have the renewals of local leases.
+	if m.stepped || want.State == codeq.Leased && want.At.Sub(got.At) < 100*time.Millisecond {
 		got.At = want.At
 	}
 }

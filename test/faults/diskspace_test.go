@@ -180,6 +180,10 @@ func TestDiskLevels(t *testing.T) {
 					return err
 				}
 			}},
+			{"Signal", engine.RoomLow, func() func() error {
+				id := waits(task)
+				return func() error { return q.Signal(ctx, id, "s", 1) }
+			}},
 			{"ListPage", engine.RoomEmpty, now(func() error { _, err := q.ListPage(ctx, codeq.PageOptions{}); return err })},
 			{"FindByKey", engine.RoomEmpty, func() func() error {
 				t := codeq.Task{Queue: "keys to find", Unique: codeq.Unique{Key: "k"}}
@@ -279,6 +283,7 @@ func TestDiskFull(t *testing.T) {
 // TestDiskFullLeases: a lease does not run while the full disk refuses both its end and its
 // extension. Any other time counts.
 func TestDiskFullLeases(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	for _, reopened := range []bool{false, true} {
 		t.Run(fmt.Sprint("reopened ", reopened), func(t *testing.T) {

@@ -261,6 +261,7 @@ func eachCut(t *testing.T, cut func(t *testing.T, seed uint64) bool) {
 // others. No task hangs, no parent is counted twice, and Verify can list the contradictions before
 // the queue is opened.
 func TestPowerLossesOfFlows(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	eachCut(t, func(t *testing.T, seed uint64) bool {
 		return cutFlow(t, seed, []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityNone}[seed%2], func(c *flowCut) *crashfs.Disk {
@@ -278,6 +279,7 @@ func TestPowerLossesOfFlows(t *testing.T) {
 // messages that no shard has any more, with the tasks that they produced. Nevertheless no task
 // hangs, and no parent is counted twice.
 func TestShardsOfDifferentMoments(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	eachCut(t, func(t *testing.T, seed uint64) bool {
 		return cutFlow(t, seed, codeq.DurabilityProcess, func(c *flowCut) *crashfs.Disk {

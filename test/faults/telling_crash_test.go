@@ -17,6 +17,7 @@ import (
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
 	"codeq/internal/simtest"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -51,6 +52,7 @@ func (c *albumCommitter) Commit(b *pebble.Batch) error {
 // after a repair, or a redrive or purge of the parent. The children also wait for another parent: a
 // child that got the end twice would not.
 func TestCrashAmidTelling(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	const third = 800 // children with the same OnDead
 	ctx := context.Background()

@@ -3,6 +3,7 @@ package queuetest
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -202,7 +203,11 @@ func RequireInShards(t *testing.T, q *codeq.Queue, queue string, version uint64,
 	for shard := range Led(q) {
 		require.NoError(t, inspect.Of(q).Owner(shard, func(o *inspect.Owner) error {
 			c := o.Rules.Names.QueueNamed(queue).Configured
-			require.Equal(t, want, codeq.Settings(*c.Settings), "shard %d", shard)
+			var got codeq.Settings
+			text, err := json.Marshal(c.Settings)
+			require.NoError(t, err)
+			require.NoError(t, json.Unmarshal(text, &got))
+			require.Equal(t, want, got, "shard %d", shard)
 			require.Equal(t, version, c.Version, "shard %d", shard)
 			return nil
 		}))

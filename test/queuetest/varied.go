@@ -111,7 +111,7 @@ func ReadAll(q *codeq.Queue) (seen string, err error) {
 				return "", err
 			}
 			// A clock that stands still seems to be set back when Open takes long.
-			t.At = t.At.UTC().Round(time.Minute)
+			t.At, t.Until = t.At.UTC().Round(time.Minute), t.Until.UTC().Round(time.Minute)
 			fmt.Fprintf(&b, "%+v\n", *t)
 			got, err := q.Get(ctx, t.ID)
 			if err != nil {

@@ -44,13 +44,18 @@ func VerbsOf(t *testing.T, q *codeq.Queue, m *codeq.Mux, tasks []codeq.Task, ids
 		reflect.TypeFor[*codeq.Mux]():             func() any { return m },
 		reflect.TypeFor[*codeq.RunOptions]():      func() any { return &codeq.RunOptions{} },
 		reflect.TypeFor[func(*codeq.Settings)]():  func() any { return func(s *codeq.Settings) { s.Retention = time.Hour } },
-		reflect.TypeFor[string]():                 func() any { return "verbs" },
-		reflect.TypeFor[[]string]():               func() any { return []string{"verbs"} },
-		reflect.TypeFor[[]byte]():                 func() any { return []byte("result") },
-		reflect.TypeFor[error]():                  func() any { return errors.New("cause") },
-		reflect.TypeFor[time.Duration]():          func() any { return time.Hour },
-		reflect.TypeFor[time.Time]():              func() any { return time.Now().Add(time.Hour) },
-		reflect.TypeFor[int]():                    func() any { return next() },
+		reflect.TypeFor[map[string]codeq.Settings](): func() any {
+			return map[string]codeq.Settings{"verbs": {Burst: 1 + next()}}
+		},
+		reflect.TypeFor[string]():                func() any { return "verbs" },
+		reflect.TypeFor[any]():                   func() any { return 1 },
+		reflect.TypeFor[[]codeq.PayloadOption](): func() any { return []codeq.PayloadOption(nil) },
+		reflect.TypeFor[[]string]():              func() any { return []string{"verbs"} },
+		reflect.TypeFor[[]byte]():                func() any { return []byte("result") },
+		reflect.TypeFor[error]():                 func() any { return errors.New("cause") },
+		reflect.TypeFor[time.Duration]():         func() any { return time.Hour },
+		reflect.TypeFor[time.Time]():             func() any { return time.Now().Add(time.Hour) },
+		reflect.TypeFor[int]():                   func() any { return next() },
 	}
 	verbs := make(map[string]func(context.Context) error)
 	typ := reflect.TypeFor[*codeq.Queue]()

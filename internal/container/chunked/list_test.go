@@ -103,3 +103,22 @@ func TestListAtTheEndOfAChunk(t *testing.T) {
 		l.Pop()
 	}))
 }
+
+// TestPlaces: elements stay in their places, and those of removed ones are used again.
+func TestPlaces(t *testing.T) {
+	var p Places[string]
+	for i, v := range []string{"a", "b", "c"} {
+		require.Equal(t, i, p.Put(v))
+	}
+	p.Empty(0)
+	p.Empty(2)
+	require.Equal(t, 2, p.Put("d"))
+	require.Equal(t, 0, p.Put("e"))
+	require.Equal(t, 3, p.Put("f"))
+	p.Empty(1)
+	var all []string
+	for _, v := range p.All() {
+		all = append(all, v)
+	}
+	require.Equal(t, []string{"e", "", "d", "f"}, all)
+}

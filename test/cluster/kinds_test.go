@@ -1,0 +1,61 @@
+package cluster_test
+
+import (
+	"context"
+	"log/slog"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/test/queuetest"
+)
+
+// TestKindsInCluster: a follower without a handler of the kind leaves a task to a node that has
+// one, over a change of the leader. The log of the handler travels to the leader.
+func TestKindsInCluster(t *testing.T) {
+	simCase(t, codeq.Options{Retention: time.Hour}, func(t *testing.T, c *simCluster) {
+		leader, old := c.lead()
+		other := c.third(leader, old)
+		run := func(n *simNode, kind string, h func(context.Context, *codeq.Job[[]byte]) error) {
+			mux := new(codeq.Mux)
+			codeq.HandleKind(mux, "a", kind, h)
+			q := simQueue(n)
+			go func() {
+				_ = q.Run(t.Context(), mux, &codeq.RunOptions{LeaseFor: 10 * time.Second, KeepLogs: slog.LevelInfo})
+			}()
+		}
+		var wrong atomic.Int64
+		run(old, "charge", func(context.Context, *codeq.Job[[]byte]) error { wrong.Add(1); return nil })
+		ids := queuetest.Produce(t, simQueue(other), codeq.Task{Queue: "a", Kind: "ship", Group: "g"}, codeq.Task{Queue: "a", Kind: "charge", Group: "g"})
+		unhandled := func() uint64 {
+			infos, err := simQueue(other).Info(t.Context())
+			require.NoError(t, err)
+			return infos[0].Totals.Unhandled
+		}
+		c.until("tries without a handler", func() bool { return unhandled() >= 3 })
+		c.transfer(other, 0, other)
+		c.until("more of them", func() bool { return unhandled() >= 4 })
+		require.Zero(t, wrong.Load())
+		run(leader, "ship", func(ctx context.Context, _ *codeq.Job[[]byte]) error {
+			codeq.LoggerFrom(ctx).Info("shipped", "by", "van")
+			return nil
+		})
+		var info *codeq.TaskInfo
+		c.until("the end of the tasks", func() bool {
+			var err error
+			if info, err = simQueue(old).Get(t.Context(), ids[1]); err != nil || info.State != codeq.Done {
+				return false
+			}
+			info, err = simQueue(old).Get(t.Context(), ids[0])
+			return err == nil && info.State == codeq.Done
+		})
+		require.EqualValues(t, 1, wrong.Load())
+		require.Equal(t, 1, info.Attempts)
+		require.Len(t, info.Logs, 1)
+		require.Equal(t, "shipped by=van", info.Logs[0].Text)
+		require.Equal(t, codeq.EventUnhandled, info.History[0].Outcome)
+	})
+}
