@@ -22,7 +22,7 @@ import (
 // the largest version that it has removed, State.Given, and settings of a queue without an entry
 // have to exceed that. Messages come in the order of the first shard's decisions, and that shard's
 // versions begin after its own Given: so newer settings are never refused. Calls of Adopt come in
-// any order: by them, settings without a value are kept like others until the message comes.
+// any order: by them, settings without a value are kept, but not shown, until the message comes.
 type Configured struct {
 	Settings *record.Settings
 	Version  uint64 // 0: there are none
@@ -81,7 +81,10 @@ func (ns *names) adopt(queue string, c Configured) {
 		return
 	}
 	ns.Group.Set(keys.AppendNamed(nil, keys.Settings, queue), c.Value)
-	ns.applySettings(ns.QueueNamed(queue), c, true)
+	q := ns.QueueNamed(queue)
+	if ns.applySettings(q, c, true); bytes.HasSuffix(c.Value, keys.DeleteQueue) {
+		q.changed = 0 // Info does not show it any more
+	}
 }
 
 // versionOf returns the version that new settings of a queue have to exceed.
@@ -94,8 +97,7 @@ func (ns *names) versionOf(queue string) uint64 {
 
 // adoptSent is Adopt for a message of the first shard.
 func (ns *names) adoptSent(queue string, value []byte) error {
-	v, err := keys.ParseSettings(value)
-	if err == nil && v.IsNone() {
+	if v, err := keys.ParseSettings(value); err == nil && v.IsNone() {
 		ns.removeSettings(queue, v)
 		return nil
 	}
@@ -111,7 +113,7 @@ func (ns *names) removeSettings(queue string, none keys.SettingsValue) {
 			ns.applySettings(q, unconfigured, true)
 		}
 		if bytes.Equal(none.JSON, keys.QueueIsGone) {
-			q.changed = 0 // Info does not show it any more
+			q.changed = 0
 		}
 		ns.Rest(q)
 	}
@@ -216,11 +218,10 @@ type tenantTable interface {
 
 // renewWeights is called when the weights of a queue's tenants have changed.
 func (ns *names) renewWeights(q *Queue, before map[string]int) {
-	after := q.Settings.TenantWeights
-	if q.lanes.Len() == 0 || maps.Equal(before, after) {
+	if q.lanes.Len() == 0 || maps.Equal(before, q.Settings.TenantWeights) {
 		return
 	}
-	for _, weights := range []map[string]int{before, after} {
+	for _, weights := range []map[string]int{before, q.Settings.TenantWeights} {
 		for tenant := range weights {
 			for p := range uint8(maxPriority + 1) {
 				if l := q.lane(tenant, p); l != nil {

@@ -90,6 +90,36 @@ func TestRemovedSettings(t *testing.T) {
 	r.settle()
 }
 
+// TestGoneQueue: a queue that was deleted is not shown by a shard that does not yet have the first
+// shard's message: neither its settings nor its former tasks show it.
+func TestGoneQueue(t *testing.T) {
+	t.Parallel()
+	r := newRuled(t, Config{})
+	adopt := func(version uint64, settings string) {
+		r.in(func() (Verdict, error) {
+			return Decided, r.Names.Adopt("a", keys.SettingsValue{Version: version, JSON: []byte(settings)}.Append(nil))
+		})
+		r.settle()
+	}
+	shown := func() int {
+		info, more, _ := r.Names.Info(new(InfoCursor), 100, nil)
+		require.False(t, more)
+		return len(info)
+	}
+	r.produceFor("a", 0, 1, "")
+	r.complete(r.claim("a", 1)...)
+	r.settle()
+	require.Equal(t, 1, shown(), "a short while ago it had a task")
+	adopt(1, string(keys.DeleteQueue))
+	require.Zero(t, shown())
+	adopt(2, `{"Paused":true}`)
+	require.Equal(t, 1, shown())
+	adopt(3, string(keys.DeleteQueue))
+	require.Zero(t, shown())
+	r.reopen()
+	require.Zero(t, shown())
+}
+
 // TestLateInterest: a message that a node sent before the stored one changes nothing.
 func TestLateInterest(t *testing.T) {
 	t.Parallel()

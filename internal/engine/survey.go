@@ -256,7 +256,7 @@ func (ns *names) TotalsOf(names []string, dst []QueueInfo) []QueueInfo {
 // isShown reports whether a queue has tasks, settings, or handlers that go on, or had some tasks a
 // short while ago.
 func (ns *names) isShown(q *Queue) bool {
-	return q.Counts != keys.Counts{} || q.Version > 0 || q.Orphans > 0 || q.changed > 0 && ns.periods.Now < q.changed+quietMillis
+	return q.Counts != keys.Counts{} || q.Orphans > 0 || q.changed > 0 && ns.periods.Now < q.changed+quietMillis || q.Version > 0 && !q.Settings.IsZero()
 }
 
 func (ns *names) infoOf(q *Queue, oldest uint64) QueueInfo {
