@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"codeq/internal/base"
+	"codeq/internal/call"
+	"codeq/internal/wire"
 )
 
 // Errors on which callers branch with errors.Is. A returned error wraps one of them.
@@ -102,4 +104,37 @@ func public(err *error) {
 	if *err != nil {
 		*err = base.Prefixed(*err)
 	}
+}
+
+// encodeError returns the code and text (call.EncodeError) of an error that goes to another node.
+func encodeError(err error) (code byte, text string) {
+	var duplicate *DuplicateError
+	var invalid *InvalidError
+	switch {
+	case errors.As(err, &duplicate):
+		return call.CodeDuplicate, string(wire.AppendJSON(nil, duplicate))
+	case errors.As(err, &invalid):
+		return call.CodeInvalid, string(wire.AppendJSON(nil, &InvalidError{invalid.Field, fmt.Sprint(invalid.Value), invalid.Limit}))
+	}
+	return call.EncodeError(err)
+}
+
+// encodeOwnError is encodeError for a program that calls this process and no other.
+func encodeOwnError(err error) (code byte, text string) {
+	if !errors.Is(err, ErrInvalid) {
+		if code, text = call.EncodeOwnError(err); code != 0 {
+			return code, text
+		}
+	}
+	return encodeError(err)
+}
+
+func decodeError(code byte, text string) error {
+	switch code {
+	case call.CodeDuplicate:
+		return call.DecodeDetails(text, new(DuplicateError))
+	case call.CodeInvalid:
+		return call.DecodeDetails(text, new(InvalidError))
+	}
+	return call.DecodeError(code, text)
 }
