@@ -45,5 +45,8 @@ func TestCharts(t *testing.T) {
 		w.open("?span=" + span)
 		w.wait(`document.querySelector("#charts").dataset.drawn === ` + quoted(span))
 		require.Equal(t, charts, w.count("#charts .plot canvas"), span)
+		if span == "90d" { // the newest values are of a day
+			require.NotEmpty(t, w.text("#chart-throughput .when-at"))
+		}
 	}
 }
