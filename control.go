@@ -9,6 +9,7 @@ import (
 	"codeq/internal/call"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
+	"codeq/internal/record"
 )
 
 // Cancel ends a task that has not been completed, a dead letter too: it is not delivered again, and
@@ -236,7 +237,7 @@ func (q *Queue) bulk(ctx context.Context, opts *BulkOptions) (r BulkResult, err 
 	}
 	change := engine.BulkAlteration{How: altering[opts.Action].how, AlterTo: engine.AlterTo{Arg: uint64(opts.Priority), Queue: opts.ToQueue}}
 	for _, s := range opts.States {
-		change.States |= engine.SetOf(engine.TaskState(s))
+		change.States |= record.SetOf(engine.TaskState(s))
 	}
 	bulks := call.NewBulkSender(len(q.replicas), bulkCap, opts.Rate, q.closing, func(shard int, ids []keys.ID) error {
 		c := &call.AlterMany{BulkAlteration: change}

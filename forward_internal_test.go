@@ -86,7 +86,7 @@ func sampleCalls() map[string]request {
 		"find":      readOf(callFind, &listing.One[TaskInfo]{ByKey: true, Key: [16]byte{1, 2}, Task: info}),
 		"many":      readOf(callMany, &listing.Many[TaskInfo]{IDs: []keys.ID{id(3), id(4)}, Tasks: []*TaskInfo{info, nil}}),
 		"deadKinds": readOf(callDeadKinds, &listing.DeadKinds{Queue: "a", Kinds: []listing.DeadKind{{Text: "t", Count: keys.KindCount{Count: 3, At: 5, Last: id(3)}}, {Other: true}}}),
-		"alterMany": rule(callAlterMany, &call.AlterMany{BulkAlteration: engine.BulkAlteration{IDs: []keys.ID{id(1), id(2)}, How: engine.AlterMove, States: engine.SetOf(engine.Ready), AlterTo: engine.AlterTo{Queue: "b"}, N: 1, Failed: 1}}),
+		"alterMany": rule(callAlterMany, &call.AlterMany{BulkAlteration: engine.BulkAlteration{IDs: []keys.ID{id(1), id(2)}, How: engine.AlterMove, States: record.SetOf(engine.Ready), AlterTo: engine.AlterTo{Queue: "b"}, N: 1, Failed: 1}}),
 		"use":       readOf(callUse, &listing.Use{Queue: "a", Counts: keys.Counts{Ready: 1}, Keys: 2, Claims: 3}),
 		"index":     &indexOp{completion: newCompletion(callIndex), Index: call.Index{Applied: 12}},
 		"interest":  &interestOp{completion: newCompletion(callInterest), Interest: call.Interest{Node: "n", Wants: keys.InterestValue{Kinds: uint64(allKinds), Incarnation: 2, Number: 3}, Gone: true}},

@@ -53,7 +53,7 @@ type Settings struct {
 	Policy                       // of the tasks of the queue
 	// DeadRetention is how long dead letters are kept. 0 or [Forever]: until they are redriven,
 	// purged or canceled. A dead letter that other tasks wait for, or that holds the turn of a
-	// group, is kept in any case.
+	// group, is kept in any case; one that others have waited for is kept for a week at least.
 	DeadRetention time.Duration `json:",omitzero"`
 	// HoldGroups makes a task that becomes a dead letter hold the turn of its [Task.Group]: the
 	// group waits until the dead letter is redriven (then it goes first again), purged or canceled.

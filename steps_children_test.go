@@ -235,3 +235,29 @@ func TestChildIsLookedAt(t *testing.T) {
 		require.NoError(t, queuetest.CheckAll(q))
 	})
 }
+
+// TestDeadChildIsForgotten: a dead child is kept as long as other dead letters, and a week at least,
+// whether it has died before its parent waits for it, or after.
+func TestDeadChildIsForgotten(t *testing.T) {
+	t.Parallel()
+	for _, took := range []time.Duration{0, 10 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			q := queuetest.OpenForRun(t, codeq.Options{Shards: 1})
+			require.NoError(t, q.Configure(t.Context(), "children", func(s *codeq.Settings) { s.DeadRetention = time.Hour }))
+			m := familyMux(func(context.Context, *codeq.Job[string]) error {
+				time.Sleep(took)
+				return errors.New("no stock")
+			}, func(*codeq.Job[string], string, error) error { return nil })
+			startRun(t, q, m, codeq.RunOptions{Concurrency: 2})
+			task, err := codeq.NewTask("parents", "x")
+			require.NoError(t, err)
+			queuetest.Produce(t, q, task)
+			time.Sleep(6 * 24 * time.Hour)
+			synctest.Wait()
+			require.EqualValues(t, 1, queuetest.CountsOf(t, q, "children").Dead)
+			time.Sleep(2 * 24 * time.Hour)
+			synctest.Wait()
+			require.Zero(t, queuetest.CountsOf(t, q, "children").Dead)
+		})
+	}
+}

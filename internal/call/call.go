@@ -94,7 +94,7 @@ func (b *AlterMany) Append(dst []byte) []byte {
 }
 
 func (b *AlterMany) Read(r *wire.Reader) {
-	b.How, b.States, b.Arg, b.Queue = readAlteration(r), engine.StateSet(r.Byte()), r.Uint(), r.String()
+	b.How, b.States, b.Arg, b.Queue = readAlteration(r), record.StateSet(r.Byte()), r.Uint(), r.String()
 	b.IDs = keys.ReadIDs(r)
 }
 

@@ -10,6 +10,7 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
+	"codeq/internal/record"
 	"codeq/internal/recurrence"
 	"codeq/internal/wire"
 )
@@ -61,10 +62,10 @@ func TestBodies(t *testing.T) {
 		},
 		{
 			asked: &AlterMany{engine.BulkAlteration{
-				IDs: []keys.ID{{1}, {2}}, How: engine.AlterMove, States: engine.SetOf(engine.Ready, engine.Canceled), AlterTo: engine.AlterTo{Arg: 7, Queue: "q"},
+				IDs: []keys.ID{{1}, {2}}, How: engine.AlterMove, States: record.SetOf(engine.Ready, engine.Canceled), AlterTo: engine.AlterTo{Arg: 7, Queue: "q"},
 			}},
 			answered: &AlterMany{engine.BulkAlteration{
-				IDs: []keys.ID{{1}, {2}}, How: engine.AlterMove, States: engine.SetOf(engine.Ready, engine.Canceled), AlterTo: engine.AlterTo{Arg: 7, Queue: "q"}, N: 1, Failed: 1,
+				IDs: []keys.ID{{1}, {2}}, How: engine.AlterMove, States: record.SetOf(engine.Ready, engine.Canceled), AlterTo: engine.AlterTo{Arg: 7, Queue: "q"}, N: 1, Failed: 1,
 			}},
 			blank: &AlterMany{},
 		},

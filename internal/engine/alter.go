@@ -403,26 +403,12 @@ type BulkAlteration struct {
 	IDs []keys.ID
 	How Alteration
 	AlterTo
-	States StateSet // a task is left out unless it is in one of them
-	Next   int      // index in IDs of the next one
-	N      int      // how many were altered
-	Failed int      // how many were refused, though their state is right
+	States record.StateSet // a task is left out unless it is in one of them
+	Next   int             // index in IDs of the next one
+	N      int             // how many were altered
+	Failed int             // how many were refused, though their state is right
 	last   bucketKey
 }
-
-// StateSet has bit s for TaskState s.
-type StateSet uint8
-
-// SetOf returns the set of some states.
-func SetOf(states ...TaskState) (set StateSet) {
-	for _, s := range states {
-		set |= 1 << s
-	}
-	return set
-}
-
-// Has reports whether a state is in the set.
-func (set StateSet) Has(s TaskState) bool { return set&(1<<s) != 0 }
 
 // AlterMany continues a BulkAlteration. It leaves out tasks in other states than its own.
 func (s *State) AlterMany(b *BulkAlteration) (Verdict, error) {
@@ -433,7 +419,7 @@ func (s *State) AlterMany(b *BulkAlteration) (Verdict, error) {
 		}
 		var at *located
 		var err error
-		if b.States == SetOf(Dead) {
+		if b.States == record.SetOf(Dead) {
 			at, err = s.locateDead(id, &b.last)
 		} else {
 			at, err = s.locate(id)

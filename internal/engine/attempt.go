@@ -167,8 +167,8 @@ func (s *State) postpone(ls *lease, rec *record.Record, wait uint64) {
 // The shortest and the longest wait of a task that no handler knows, ms.
 const minUnhandled, maxUnhandled = 1000, 60_000
 
-// unhandled postpones a leased task without a handler for as long as it has gone without one so
-// far. If that is bound ms or more, it becomes a dead letter; 0: never.
+// unhandled postpones a leased task without a handler for a quarter of the time that it has gone
+// without one. If that time is bound ms or more, it becomes a dead letter; 0: never.
 func (s *State) unhandled(ls *lease, bound uint64, cause string) error {
 	rec, err := s.Leases.finishAttempt(ls, attemptEnd{how: eventUnhandled})
 	if err != nil {
@@ -190,7 +190,7 @@ func (s *State) unhandled(ls *lease, bound uint64, cause string) error {
 		s.toDeadLetter(ls, &rec)
 		return nil
 	}
-	wait := min(max(waited, minUnhandled), maxUnhandled)
+	wait := min(max(waited/4, minUnhandled), maxUnhandled)
 	if bound > 0 {
 		wait = min(wait, bound-waited)
 	}
@@ -240,8 +240,11 @@ func (s *State) returnTask(ls *lease, cause string) {
 	s.giveBack(ls, &rec)
 }
 
-// toDeadLetter makes a leased task a dead letter. If its children or its group wait for the task,
-// it is kept until a caller redrives, purges or cancels it.
+// keptForParents is how long at least a dead letter is kept for a task that asks how it ended, ms.
+const keptForParents = 7 * 24 * 60 * 60 * 1000
+
+// toDeadLetter makes a leased task a dead letter. If its children or its group go on to wait for the
+// task, it is kept until a caller redrives, purges or cancels it.
 func (s *State) toDeadLetter(ls *lease, rec *record.Record) {
 	if s.Broken = s.Leases.keepSteps(ls.id, rec); s.Broken != nil {
 		return
@@ -256,8 +259,11 @@ func (s *State) toDeadLetter(ls *lease, rec *record.Record) {
 		ties.Group = 0
 	}
 	retention := record.Retention(set.DeadRetention)
-	if retention == 0 || rec.Parent || rec.HoldsTurn {
+	switch {
+	case retention == 0 || rec.HoldsTurn || rec.Parent && (s.Format < keys.FormatOfSteps || s.Ties.isAwaited(ls.id)):
 		retention = -1
+	case rec.Parent && retention > 0:
+		retention = max(retention, keptForParents)
 	}
 	until := s.retainedUntil(retention)
 	s.Times.keep(ls.lane.queue, keys.Dead, ls.id, until, keys.EndedValue{Lane: ls.lane.number, At: s.mint.Stamp()}, rec)

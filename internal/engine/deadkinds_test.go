@@ -106,7 +106,7 @@ func TestKindsOfDeadLetters(t *testing.T) {
 	require.Equal(t, map[string]uint64{"timeout #": 1, "refused": 3, "": 1}, r.kindsOf("a"))
 	r.die("a", "refused")
 	require.Equal(t, map[string]uint64{"timeout #": 1, "refused": 4, "": 1}, r.kindsOf("a"))
-	bulk := BulkAlteration{IDs: ids, How: AlterForget, States: SetOf(Dead)}
+	bulk := BulkAlteration{IDs: ids, How: AlterForget, States: record.SetOf(Dead)}
 	r.in(func() (Verdict, error) { return r.AlterMany(&bulk) })
 	r.end()
 	require.Equal(t, 6, bulk.N)

@@ -7,6 +7,7 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/store"
 )
 
 // A task with parents waits until they have ended. The range Pending has the number of parents that
@@ -165,9 +166,10 @@ func (ti *ties) canAdmit(tasks []NewTask) bool {
 		if t == nil {
 			continue
 		}
-		if t.Flags&record.ReplaceWaiting != 0 {
+		if t.Flags&(record.ReplaceWaiting|record.ReleaseOnClaim) != 0 {
 			id, taken := ti.holder(t.Unique)
-			if taken && ti.isHolderMoving(t.Unique, id) {
+			leased := t.Flags&record.ReplaceWaiting == 0 && ti.leases.byID[id] != nil // it gives up its key, or not
+			if taken && !leased && ti.isHolderMoving(t.Unique, id) {
 				return false
 			}
 		}
@@ -273,14 +275,14 @@ func (s *State) awaitParents(t *NewTask, id keys.ID, b *family) (encoded []byte,
 		asked[p] = true
 		switch {
 		case p == t.Tied.done:
-			how = how.onDead() // it was completed, and is not missing
+			how = how.OnDead() // it was completed, and is not missing
 		case t.isSibling(p):
-			how |= ofSibling
+			how |= store.OfSibling
 		}
-		outcome, known := byte(waiting), false
+		outcome, known := byte(store.ParentWaits), false
 		switch {
 		case sibling && !b.existed[p]:
-			s.Group.Set(keys.AppendDependent(nil, p, id), []byte{byte(how.onDead())})
+			s.Group.Set(keys.AppendDependent(nil, p, id), []byte{byte(how.OnDead())})
 			known = true
 		case !sibling && keys.ShardOf(p, s.config.Shards) == s.config.Shard:
 			outcome, known = s.lookUp(p, id, how, b)
@@ -289,7 +291,7 @@ func (s *State) awaitParents(t *NewTask, id keys.ID, b *family) (encoded []byte,
 		case !known:
 			s.Mail.send(keys.ShardOf(p, s.config.Shards), &keys.Message{Kind: keys.MsgDepend, Parent: p, Child: id, Outcome: byte(how)})
 			waits++
-		case outcome == waiting:
+		case outcome == store.ParentWaits:
 			waits++
 		case outcome == keys.ParentCanceled:
 			canceled = true
@@ -305,10 +307,10 @@ func (s *State) awaitParents(t *NewTask, id keys.ID, b *family) (encoded []byte,
 
 // lookUp is depend for a new task. If a message must ask the parent, known is false and lookUp has
 // done nothing.
-func (s *State) lookUp(parent, child keys.ID, how policy, b *family) (outcome byte, known bool) {
+func (s *State) lookUp(parent, child keys.ID, how store.ParentPolicy, b *family) (outcome byte, known bool) {
 	state, found := b.found[parent]
 	if found {
-		if outcome = how.outcomeOf(state); outcome == waiting {
+		if outcome = how.OutcomeOf(state); outcome == store.ParentWaits {
 			s.Ties.addChild(parent, child, how)
 		}
 		return outcome, true
@@ -317,60 +319,13 @@ func (s *State) lookUp(parent, child keys.ID, how policy, b *family) (outcome by
 		return 0, false
 	}
 	outcome, state, known = s.depend(parent, child, how)
-	if known && (outcome == waiting || state != Dead) {
+	if known && (outcome == store.ParentWaits || state != Dead) {
 		if b.found == nil {
 			b.found = make(map[keys.ID]TaskState)
 		}
 		b.found[parent] = state
 	}
 	return outcome, known
-}
-
-// waiting is the outcome of a parent that has not ended. It is not in messages.
-const waiting = keys.ParentEnded + 1
-
-// policy is the OnDead of a task and, in the upper half, its OnMissing.
-type policy byte
-
-func policyOf(rec *record.Record) policy { return policy(rec.OnDead | rec.OnMissing<<missingShift) }
-
-const (
-	missingShift = 4
-	// ofSibling is added for a parent of the same batch, newly produced in another shard. If the
-	// parent is gone already, its outcome counts, as long as it is known.
-	ofSibling policy = 1 << 3
-)
-
-// onDead returns the policy of a task without a missing parent.
-func (p policy) onDead() policy { return p & (ofSibling - 1) }
-
-// outcomeOf returns the outcome of a parent for a child, by the parent's state; 0: it is gone.
-func (p policy) outcomeOf(parent TaskState) byte {
-	if p.onDead() == keys.AtAnyEnd && (parent == 0 || parent >= Dead) {
-		return keys.ParentEnded
-	}
-	switch parent {
-	case Done:
-		return keys.ParentDone
-	case Canceled:
-		return keys.ParentCanceled
-	case Dead:
-		switch p.onDead() {
-		case keys.HoldOnDead:
-			return waiting
-		case keys.RunOnDead:
-			return keys.ParentDone
-		default:
-			return keys.ParentCanceled
-		}
-	case 0:
-		if p>>missingShift == keys.RunOnMissing {
-			return keys.ParentDone
-		}
-		return keys.ParentCanceled
-	default:
-		return waiting
-	}
 }
 
 func (s *State) tellChild(parent, child keys.ID, outcome byte) {
@@ -460,43 +415,44 @@ func isOnly(parents [][record.IDLen]byte, parent keys.ID) bool {
 
 // depend makes a task wait for a parent of this shard, unless the parent has ended, or is gone. ok
 // is false, and nothing was done, if the latest state of the parent is not on disk yet.
-func (s *State) depend(parent, child keys.ID, how policy) (outcome byte, state TaskState, ok bool) {
+func (s *State) depend(parent, child keys.ID, how store.ParentPolicy) (outcome byte, state TaskState, ok bool) {
 	if s.Leases.isMoving(parent) {
 		return 0, 0, false
 	}
 	at, err := s.locate(parent)
 	if s.fails(err) {
-		return waiting, 0, true
+		return store.ParentWaits, 0, true
 	}
 	if at != nil {
 		state = at.state
-	} else if how&ofSibling != 0 {
+	} else if how&store.OfSibling != 0 {
 		if end := s.endings.find(parent, s.Uptime); end != nil && end.State != Dead {
 			state = end.State
 		}
 	}
-	if outcome = how.outcomeOf(state); outcome != waiting {
-		if state == Done && at != nil && outcome != keys.ParentEnded {
+	if outcome = how.OutcomeOf(state); outcome != store.ParentWaits {
+		switch {
+		case state == Done && at != nil && outcome != keys.ParentEnded:
 			s.repin(at)
+		case state == Dead && outcome == keys.ParentEnded:
+			s.Times.rekeep(at, max(at.place.At, s.retainedUntil(keptForParents)))
 		}
 		return outcome, state, true
 	}
 	s.Ties.addChild(parent, child, how)
-	if !at.rec.Parent {
-		at.rec.Parent = true
-		switch {
-		case at.state == Dead: // to the bucket that does not expire
-			s.Times.unkeep(at)
-			s.Times.keep(at.lane.queue, keys.Dead, at.id, keys.Forever, at.ended, &at.rec)
-		default:
-			s.rewrite(at)
-		}
+	if at.rec.Parent && (state != Dead || at.place.At == keys.Forever) {
+		return store.ParentWaits, state, true
 	}
-	return waiting, state, true
+	if at.rec.Parent = true; state == Dead {
+		s.Times.rekeep(at, keys.Forever)
+	} else {
+		s.rewrite(at)
+	}
+	return store.ParentWaits, state, true
 }
 
 // addChild notes that a task waits for a parent of this shard.
-func (ti *ties) addChild(parent, child keys.ID, how policy) {
+func (ti *ties) addChild(parent, child keys.ID, how store.ParentPolicy) {
 	ti.Group.AddChild(parent)
-	ti.Group.Set(keys.AppendDependent(nil, parent, child), []byte{byte(how.onDead())})
+	ti.Group.Set(keys.AppendDependent(nil, parent, child), []byte{byte(how.OnDead())})
 }

@@ -182,6 +182,17 @@ func (le *leases) held(r Receipt) *lease {
 	return l
 }
 
+// HolderOf returns the queue and the kind of a leased task, and the process of its holder; nil: the
+// lease is lost.
+func (le *leases) HolderOf(r Receipt) (q *Queue, kind string, process uint64) {
+	if ls := le.held(r); ls != nil {
+		if rec, err := le.recordOf(ls); err == nil {
+			return ls.lane.queue, rec.Kind, ls.record.process
+		}
+	}
+	return nil, "", 0
+}
+
 // addToRecord looks for a record of the right deadline among the last recordLooks lease records of
 // the group. Leases of more different durations are spread over more records.
 const recordLooks = 16

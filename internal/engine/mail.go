@@ -61,8 +61,8 @@ func (s *State) applyMessage(m *keys.Message) bool {
 		s.Times.ticked(m.Schedule, m.Tick)
 		return true
 	case keys.MsgDepend:
-		outcome, _, ok := s.depend(m.Parent, m.Child, policy(m.Outcome))
-		if ok && outcome != waiting {
+		outcome, _, ok := s.depend(m.Parent, m.Child, store.ParentPolicy(m.Outcome))
+		if ok && outcome != store.ParentWaits {
 			s.tellChild(m.Parent, m.Child, outcome)
 		}
 		return ok

@@ -169,12 +169,14 @@ type modelTask struct {
 	since  uint64 // Ready, Leased: its place in the lane
 	until  uint64 // Scheduled, Dead, Done, Canceled: the end of this state by clockOf, ms
 
-	on     blockedOn
-	waits  map[keys.ID]bool // parents that have not ended, or that are dead letters
-	parent bool             // other tasks wait for it, or have waited
-	pins   map[keys.ID]bool // Done: it is kept for these children
-	kept   uint64           // Done, with pins: its bucket after the end of the children
-	late   bool             // became ready in a group after the group of the step's operation
+	on    blockedOn
+	waits map[keys.ID]bool // parents that have not ended, or that are dead letters
+	// children are the OnDead of tasks that wait for the task, or did so before they were canceled.
+	children map[keys.ID]uint8
+	parent   bool             // other tasks wait for it, or have waited
+	pins     map[keys.ID]bool // Done: it is kept for these children
+	kept     uint64           // Done, with pins: its bucket after the end of the children
+	late     bool             // became ready in a group after the group of the step's operation
 
 	receipt  Receipt // the latest one
 	deadline uint64  // Leased: by the monotonic clock, ms

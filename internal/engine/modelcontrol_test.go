@@ -62,7 +62,7 @@ func (c *alterCall) do(m *model) {
 // refusal is the error that the call should return.
 func (c *alterCall) refusal(m *model, t *modelTask) error {
 	switch {
-	case t == nil, c.how == AlterRedrive && t.state != Dead, c.how == AlterForget && !SetOf(Dead, Done, Canceled).Has(t.state):
+	case t == nil, c.how == AlterRedrive && t.state != Dead, c.how == AlterForget && !record.SetOf(Dead, Done, Canceled).Has(t.state):
 		return base.ErrNotFound
 	case c.how == AlterCancel && (t.state == Done || t.state == Canceled):
 		return base.ErrNotWaiting
@@ -150,7 +150,7 @@ func (m *model) alter(t *modelTask, how Alteration, to *AlterTo) {
 type bulkCall struct {
 	shard  int
 	how    Alteration
-	states StateSet
+	states record.StateSet
 	ids    []keys.ID
 	n      int
 	failed int
@@ -158,13 +158,13 @@ type bulkCall struct {
 }
 
 func (m *model) drawBulk() call {
-	c := &bulkCall{shard: m.drawShard(), how: oneOf(m, "how", AlterForget, AlterRedrive, AlterPriority), states: SetOf(Dead)}
+	c := &bulkCall{shard: m.drawShard(), how: oneOf(m, "how", AlterForget, AlterRedrive, AlterPriority), states: record.SetOf(Dead)}
 	queue := oneOf(m, "queue", "", "a", "b")
 	switch {
 	case c.how == AlterPriority && m.plain: // otherwise tasks that wait for room wake
-		c.states = oneOf(m, "states", SetOf(Ready), SetOf(Ready, Scheduled, Leased))
+		c.states = oneOf(m, "states", record.SetOf(Ready), record.SetOf(Ready, Scheduled, Leased))
 	case c.how == AlterPriority:
-		c.how, c.states = AlterForget, SetOf(Done, Canceled)
+		c.how, c.states = AlterForget, record.SetOf(Done, Canceled)
 	}
 	for _, t := range m.live {
 		if t.shard == c.shard && (c.states.Has(t.state) && (queue == "" || t.Queue == queue) || m.oneIn(30, "other")) {
@@ -172,7 +172,7 @@ func (m *model) drawBulk() call {
 		}
 	}
 	if m.shards[c.shard].Room > Roomy {
-		c.how, c.states = AlterForget, SetOf(Dead)
+		c.how, c.states = AlterForget, record.SetOf(Dead)
 	}
 	return c
 }

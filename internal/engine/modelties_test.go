@@ -58,8 +58,12 @@ func (m *model) toDead(t *modelTask) {
 	t.until = keys.Forever
 	set := m.settings[t.Queue]
 	holds := set.HoldGroups && t.rec.Group != 0
-	if retention := set.DeadRetention; retention != 0 && !t.parent && !holds {
-		m.retained(t, record.Retention(retention))
+	retention := record.Retention(set.DeadRetention)
+	if t.parent && retention > 0 {
+		retention = max(retention, keptForParents)
+	}
+	if retention != 0 && !holds && !t.awaited() {
+		m.retained(t, retention)
 	}
 	if t.until != keys.Forever {
 		m.unpin(t, t.until)
@@ -70,6 +74,15 @@ func (m *model) toDead(t *modelTask) {
 	if to := set.DeadLetterQueue; to != "" {
 		m.adoptDeath(t, to)
 	}
+}
+
+// awaited reports whether a dead letter is kept for its children.
+func (t *modelTask) awaited() bool {
+	awaited := len(t.children) > TellAtOnce
+	for _, onDead := range t.children {
+		awaited = awaited || onDead == keys.HoldOnDead
+	}
+	return awaited
 }
 
 // adoptDeath finds the task that a death has produced. It is not compared with the order of other
@@ -491,6 +504,10 @@ func (m *model) depend(t *modelTask, parent keys.ID) (doomed bool) {
 	}
 	p.parent = true
 	t.waits[parent] = true
+	if p.children == nil {
+		p.children = make(map[keys.ID]uint8)
+	}
+	p.children[t.id] = t.rec.OnDead
 	return false
 }
 
@@ -517,6 +534,10 @@ func (m *model) ended(t *modelTask, o Outcome, passes bool) {
 	if !t.parent {
 		return
 	}
+	maps.DeleteFunc(t.children, func(_ keys.ID, onDead uint8) bool {
+		_, held := endMeans(o.State, onDead)
+		return !held
+	})
 	for _, child := range m.live {
 		if !child.waits[t.id] {
 			continue

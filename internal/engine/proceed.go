@@ -180,7 +180,7 @@ func (s *State) tellChildren(parent keys.ID, state TaskState) {
 		base.Violated("task %s ends in the group that has added children to it", keys.FormatID(parent))
 	}
 	left := TellAtOnce
-	_, all := s.tellFrom(keys.AppendDependent(nil, parent, keys.ID{})[:1+keys.IDLen], parent, state, func() bool {
+	_, all := s.tellFrom(keys.AppendDependent(nil, parent, keys.ID{}), parent, state, func() bool {
 		left--
 		return left < 0 || s.Spent()
 	})
@@ -195,39 +195,46 @@ func (s *State) tellChildren(parent keys.ID, state TaskState) {
 // tellFrom tells the children of a task, from a key of the range Dependent on, until enough returns
 // true. It returns the key of the first child that is not told; all: all children are told.
 func (s *State) tellFrom(from []byte, parent keys.ID, state TaskState, enough func() bool) (left []byte, all bool) {
-	upper := keys.GroupEnd(keys.AppendDependent(nil, parent, keys.ID{})[:1+keys.IDLen])
-	it, err := s.Ties.children.Open()
-	if s.fails(err) {
-		return nil, true
-	}
-	at := it.SeekGEWithLimit(from, upper)
-	for ; at == pebble.IterValid; at = it.NextWithLimit(upper) {
+	s.Ties.eachChild(from, parent, func(key []byte, child keys.ID, how store.ParentPolicy) bool {
 		if enough() {
-			return bytes.Clone(it.Key()), false
+			left = bytes.Clone(key)
+			return false
 		}
-		v, err := it.ValueAndErr()
-		if err != nil {
-			s.Broken = store.Error(err)
-			return nil, true
-		}
-		s.NoteRead(len(v))
-		_, child, err := keys.ParseDependent(it.Key())
-		if err == nil && len(v) != 1 {
-			err = fmt.Errorf("dependent %x has value %x", it.Key(), v)
-		}
-		if err != nil {
-			s.Broken = fmt.Errorf("%w: %w", base.ErrCorrupt, err)
-			return nil, true
-		}
-		if outcome := policy(v[0]).outcomeOf(state); outcome != waiting {
-			s.Group.Delete(it.Key())
+		if outcome := how.OutcomeOf(state); outcome != store.ParentWaits {
+			s.Group.Delete(key)
 			s.tellChild(parent, child, outcome)
 		}
+		return true
+	})
+	return left, left == nil
+}
+
+// eachChild visits the children of a task on disk, from a key of the range Dependent on.
+func (ti *ties) eachChild(from []byte, parent keys.ID, visit func(key []byte, child keys.ID, how store.ParentPolicy) bool) {
+	end := keys.GroupEnd(keys.AppendDependent(nil, parent, keys.ID{})[:1+keys.IDLen])
+	err := ti.children.Walk(from, end, func(key, value []byte) (bool, error) {
+		_, child, err := keys.ParseDependent(key)
+		if err == nil && len(value) != 1 {
+			err = fmt.Errorf("dependent %x has value %x", key, value)
+		}
+		return err == nil && visit(key, child, store.ParentPolicy(value[0])), err
+	})
+	if err != nil {
+		ti.Broken = err
 	}
-	if err := it.Error(); err != nil {
-		s.Broken = store.Error(err)
-	}
-	return nil, true
+}
+
+// isAwaited reports whether a redrive of a task that becomes a dead letter would tell children, as
+// far as can be seen from the first ones.
+// REQUIRES: the group has not added children to the task.
+func (ti *ties) isAwaited(parent keys.ID) (awaited bool) {
+	seen := 0
+	ti.eachChild(keys.AppendDependent(nil, parent, keys.ID{}), parent, func(_ []byte, _ keys.ID, how store.ParentPolicy) bool {
+		seen++
+		awaited = how.OutcomeOf(Dead) == store.ParentWaits || seen > TellAtOnce
+		return !awaited
+	})
+	return awaited
 }
 
 // tellMore tells the children that earlier groups have left.
@@ -260,8 +267,7 @@ func (s *State) repin(at *located) {
 		return
 	}
 	s.Ties.pins.counts.Put(at.id, keys.PinnedValue{Until: at.place.At}) // pinFor counts the child
-	s.Times.unkeep(at)
-	s.Times.keep(at.lane.queue, keys.Done, at.id, keys.Forever, at.ended, &at.rec)
+	s.Times.rekeep(at, keys.Forever)
 }
 
 // unpinned counts one pin of a task of this shard less. After the last one, the task is kept until
@@ -291,8 +297,7 @@ func (s *State) unpinned(parent keys.ID, until uint64) bool {
 	if v.Until == 0 { // a repair has written the value
 		v.Until = keys.BucketOf(at.ended.At, s.Times.retention(at.lane.queue, at.rec.Retention))
 	}
-	s.Times.unkeep(at)
-	s.Times.keep(at.lane.queue, keys.Done, parent, max(v.Until, s.retainedUntil(1)), at.ended, &at.rec)
+	s.Times.rekeep(at, max(v.Until, s.retainedUntil(1)))
 	return true
 }
 

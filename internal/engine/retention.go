@@ -61,6 +61,12 @@ func (tm *times) unkeep(at *located) {
 	tm.resize(b, -1)
 }
 
+// rekeep keeps a kept task until another time.
+func (tm *times) rekeep(at *located, until uint64) {
+	tm.unkeep(at)
+	tm.keep(at.lane.queue, at.place.Range, at.id, until, at.ended, &at.rec)
+}
+
 func (tm *times) noteUncounted(b *bucket) {
 	if !b.uncounted {
 		b.uncounted = true

@@ -31,6 +31,9 @@ type Configured struct {
 
 var unconfigured = Configured{Settings: new(record.Settings)}
 
+// hasSettings reports whether the queue has settings other than the default.
+func (c *Configured) hasSettings() bool { return c.Version > 0 && !c.Settings.IsZero() }
+
 // loadSettings reads the settings that the shard has stored.
 // REQUIRES: the counts are loaded.
 func (ns *names) loadSettings() error {

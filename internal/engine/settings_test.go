@@ -104,6 +104,10 @@ func TestGoneQueue(t *testing.T) {
 	shown := func() int {
 		info, more, _ := r.Names.Info(new(InfoCursor), 100, nil)
 		require.False(t, more)
+		if counts, _ := r.Names.Counts(new(CountsCursor), 100, nil); len(counts) > 0 {
+			require.Equal(t, "a", counts[0].Queue)
+			require.NotEmpty(t, info)
+		}
 		return len(info)
 	}
 	r.produceFor("a", 0, 1, "")

@@ -383,7 +383,7 @@ func alter(how Alteration) func(*world, args, []string) {
 
 // redriveAll redrives many dead letters, in as many groups as necessary.
 func (w *world) redriveAll(a args, _ []string) {
-	b := BulkAlteration{How: AlterRedrive, States: SetOf(Dead)}
+	b := BulkAlteration{How: AlterRedrive, States: record.SetOf(Dead)}
 	for _, name := range a.plain {
 		b.IDs = append(b.IDs, w.id(name))
 	}
@@ -406,7 +406,7 @@ func (w *world) bulk(a args, words []string) {
 	}[a.word(0)]
 	for state := Ready; state <= Canceled; state++ {
 		if states := a.named["states"]; states == "" || slices.Contains(strings.Split(states, ","), state.String()) {
-			b.States |= SetOf(state)
+			b.States |= record.SetOf(state)
 		}
 	}
 	for _, name := range a.plain[1:] {

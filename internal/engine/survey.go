@@ -146,7 +146,7 @@ func (ns *names) Counts(p *CountsCursor, most int, dst []QueueCounts) (_ []Queue
 	}
 	end := min(p.Next+most, queues.Len())
 	for i := p.Next; i < end; i++ {
-		if q := queues.At(i); q != nil && p.Unnumbered == (q.Number == 0 || q.since >= p.Begun) && (q.Counts != keys.Counts{} || q.Version > 0) {
+		if q := queues.At(i); q != nil && p.Unnumbered == (q.Number == 0 || q.since >= p.Begun) && (q.Counts != keys.Counts{} || q.hasSettings()) {
 			dst = append(dst, QueueCounts{q.Name, q.Counts})
 		}
 	}
@@ -256,7 +256,7 @@ func (ns *names) TotalsOf(names []string, dst []QueueInfo) []QueueInfo {
 // isShown reports whether a queue has tasks, settings, or handlers that go on, or had some tasks a
 // short while ago.
 func (ns *names) isShown(q *Queue) bool {
-	return q.Counts != keys.Counts{} || q.Orphans > 0 || q.changed > 0 && ns.periods.Now < q.changed+quietMillis || q.Version > 0 && !q.Settings.IsZero()
+	return q.Counts != keys.Counts{} || q.Orphans > 0 || q.changed > 0 && ns.periods.Now < q.changed+quietMillis || q.hasSettings()
 }
 
 func (ns *names) infoOf(q *Queue, oldest uint64) QueueInfo {

@@ -7,6 +7,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/store"
 	"codeq/internal/wire"
 )
 
@@ -14,22 +15,18 @@ import (
 const maxPriority = keys.MaxPriority
 
 // TaskState is the state of a task.
-type TaskState uint8
+type TaskState = record.TaskState
 
 // The states of a task. A task is in exactly one.
 const (
-	Ready     TaskState = iota + 1 // may be claimed
-	Scheduled                      // waits for its time: produced for later, or between attempts
-	Blocked                        // waits for parents, its turn, room for a key, or the start of a suspect
-	Leased                         // a worker holds it
-	Dead                           // a dead letter: out of attempts, or given up
-	Done                           // completed, and kept with its result
-	Canceled                       // canceled, and kept
+	Ready     = record.Ready
+	Scheduled = record.Scheduled
+	Blocked   = record.Blocked
+	Leased    = record.Leased
+	Dead      = record.Dead
+	Done      = record.Done
+	Canceled  = record.Canceled
 )
-
-var stateTexts = [...]string{"", "ready", "scheduled", "blocked", "leased", "dead", "done", "canceled"}
-
-func (s TaskState) String() string { return stateTexts[s] }
 
 // Receipt names one lease of one task.
 type Receipt = keys.Receipt
@@ -133,7 +130,7 @@ type Tied struct {
 	Twin    int                  // index of the task of the batch with the same key; negative: none
 	Refuses bool                 // it is not stored if a parent is missing
 	MaxWait uint64               // as in record.Head
-	policy  policy
+	policy  store.ParentPolicy
 	done    keys.ID // the parent that was completed in the commit of its follow-up; zero: none
 
 	// siblings are those of its parents, in ascending order, that are of its batch and in another
@@ -143,7 +140,7 @@ type Tied struct {
 
 func TiedOf(rec *record.Record) *Tied {
 	return &Tied{
-		Ties: rec.Ties, Parents: rec.Parents, Twin: -1, Refuses: rec.OnMissing == keys.RefuseOnMissing, MaxWait: rec.MaxWait, policy: policyOf(rec),
+		Ties: rec.Ties, Parents: rec.Parents, Twin: -1, Refuses: rec.OnMissing == keys.RefuseOnMissing, MaxWait: rec.MaxWait, policy: store.ParentPolicyOf(rec),
 	}
 }
 
@@ -160,7 +157,7 @@ func (t *NewTask) message() *keys.Message {
 	m := &keys.Message{
 		Kind: keys.MsgAdmit, Queue: t.Key.Queue, Tenant: t.Key.Tenant, Priority: t.Key.Priority, Record: t.Rec,
 	}
-	if t.Tied.done != (keys.ID{}) && t.Tied.policy != t.Tied.policy.onDead() {
+	if t.Tied.done != (keys.ID{}) && t.Tied.policy != t.Tied.policy.OnDead() {
 		m.Kind, m.Parent = keys.MsgFollow, t.Tied.done
 	}
 	return m

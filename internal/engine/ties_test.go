@@ -55,3 +55,20 @@ func TestTakeOverIsSmall(t *testing.T) {
 	require.Less(t, r.Group.Size(), 1<<10)
 	r.settle()
 }
+
+// TestTakeOverBetweenSteps: the key of a task that is suspended is free for another one as soon as
+// its step is stored, with and without Replace; a produce in the group of the step waits for that.
+func TestTakeOverBetweenSteps(t *testing.T) {
+	t.Parallel()
+	for _, flags := range []uint8{record.ReleaseOnClaim, record.ReleaseOnClaim | record.ReplaceWaiting} {
+		r := newRuled(t, Config{})
+		task := newTask(LaneKey{Queue: "a"}, record.Record{Head: record.Head{Ties: record.Ties{Flags: flags}}, UniqueKey: "k"})
+		first := r.produce(task)[0]
+		g := r.claim("a", 1)
+		r.in(func() (Verdict, error) {
+			return r.Suspend(g[0].Receipt, 60_000, 0, &record.Step{Kind: record.StepSleep, Name: "s"})
+		})
+		require.NotEqual(t, first, r.add(task)[0])
+		r.end()
+	}
+}

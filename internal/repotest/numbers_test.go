@@ -37,7 +37,7 @@ var numbered = []struct{ kind, dir, first string }{
 	{"wakeup", "internal/keys", "WakeUp"},
 	{"flag", "internal/record", "ReleaseOnComplete"},
 	{"field", "internal/record", "hasHistory"},
-	{"state", "internal/engine", "Ready"},
+	{"state", "internal/record", "Ready"},
 	{"ondead", "internal/keys", "HoldOnDead"},
 	{"onmissing", "internal/keys", "RunOnMissing"},
 	{"missed", "internal/recurrence", "MissedOnce"},

@@ -81,6 +81,29 @@ func (r *RangeReader) Open() (it *pebble.Iterator, err error) {
 	return r.it, Error(err)
 }
 
+// Walk visits the entries from a key to an end, until visit returns false or an error.
+func (r *RangeReader) Walk(from, end []byte, visit func(key, value []byte) (bool, error)) error {
+	it, err := r.Open()
+	if err != nil {
+		return err
+	}
+	for at := it.SeekGEWithLimit(from, end); at == pebble.IterValid; at = it.NextWithLimit(end) {
+		value, err := it.ValueAndErr()
+		if err != nil {
+			return Error(err)
+		}
+		r.in.NoteRead(len(value))
+		more, err := visit(it.Key(), value)
+		if err != nil {
+			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+		}
+		if !more {
+			return nil
+		}
+	}
+	return Error(it.Error())
+}
+
 // Lookup returns a copy of the value of a key, or nil. It is cheap for the key that follows the
 // last one.
 func (r *RangeReader) Lookup(key []byte) ([]byte, error) {
