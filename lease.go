@@ -261,6 +261,9 @@ func (op *failOp) resolve(s *shard) {
 	takeNotes(s, op.Receipt, op.Notes)
 	var v engine.Verdict
 	var err error
+	if op.How == engine.FailUnhandled {
+		s.claims.Refused(op.Receipt)
+	}
 	if op.How == engine.FailSuspend {
 		v, err = s.rules.Suspend(op.Receipt, op.Wait, op.Step.Number, &op.Step.Step)
 	} else {

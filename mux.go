@@ -91,7 +91,7 @@ func (m *Mux) compose() (byQueue map[string]handler, kinds map[taskKind]handler,
 	}
 	for k := range kinds {
 		if byQueue[k.queue] == nil {
-			byQueue[k.queue] = unhandled
+			byQueue[k.queue] = func(_ context.Context, l *Lease, f *taskContext) error { return f.runner.unhandled(l) }
 		}
 	}
 	return byQueue, kinds, err

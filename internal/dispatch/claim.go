@@ -90,10 +90,12 @@ type Ticket struct {
 	claim *Claim
 	state uint64 // state of the claim while the ticket is good
 	tasks int    // that the claim wants
+
+	process uint64 // of the holder
 }
 
 // Ticket returns a ticket that is good until the claim is taken. REQUIRES: a reference.
-func (c *Claim) Ticket() Ticket { return Ticket{c, c.state.Load() &^ 1, c.Max} }
+func (c *Claim) Ticket() Ticket { return Ticket{c, c.state.Load() &^ 1, c.Max, c.Holder.Process} }
 
 // Good reports whether the claim was not taken yet.
 func (t Ticket) Good() bool { return t.claim.state.Load() == t.state }

@@ -113,6 +113,8 @@ type Queue struct {
 
 	offered bool // suspects wait for places of the slow start
 
+	refusals refusals
+
 	allocator *PermitAllocator // nil: another shard has it, or none does
 	isDirty   bool             // Permits.Flush will look at it
 
@@ -547,7 +549,7 @@ func (d *Dispatcher) serveQueue(q *Queue, served *int) bool {
 		if l == nil {
 			break
 		}
-		if t := q.front().Pop(); d.takes(t) {
+		if t := q.pick(&q.lines, l); d.takes(t) {
 			d.dropStale(t.claim, q)
 			d.give(t.claim, q, l, true)
 		} else {

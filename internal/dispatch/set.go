@@ -431,7 +431,7 @@ func (d *Dispatcher) serveSet(s *set, served *int) bool {
 		if l == nil {
 			break
 		}
-		if t := s.front().Pop(); d.takes(t) {
+		if t := q.pick(&s.lines, l); d.takes(t) {
 			d.giveOfSet(t.claim, s, q, l, true)
 		} else {
 			d.leaveGate(q)

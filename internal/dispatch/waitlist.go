@@ -1,5 +1,7 @@
 package dispatch
 
+import "slices"
+
 // waitList is a list of tickets, first come, first served. Some of them may be stale. Its zero
 // value is empty.
 //
@@ -41,6 +43,21 @@ func (w *waitList) Pop() Ticket {
 	}
 	return t
 }
+
+// popOther removes the first good ticket of a process that is not among some; ok is false if there
+// is none among the first looksForOther tickets.
+func (w *waitList) popOther(than []uint64) (t Ticket, ok bool) {
+	for i, t := range w.All()[:min(w.Len(), looksForOther)] {
+		if t.Good() && !slices.Contains(than, t.process) {
+			copy(w.tickets[w.head+1:], w.tickets[w.head:w.head+i])
+			w.tickets[w.head] = t
+			return w.Pop(), true
+		}
+	}
+	return t, false
+}
+
+const looksForOther = 64
 
 // empty removes all tickets, and frees the memory if it is large.
 func (w *waitList) empty() {

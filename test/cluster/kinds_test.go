@@ -3,6 +3,7 @@ package cluster_test
 import (
 	"context"
 	"log/slog"
+	"strconv"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -57,5 +58,31 @@ func TestKindsInCluster(t *testing.T) {
 		require.Len(t, info.Logs, 1)
 		require.Equal(t, "shipped by=van", info.Logs[0].Text)
 		require.Equal(t, codeq.EventUnhandled, info.History[0].Outcome)
+	})
+}
+
+// TestKindsOfNodes: with a handler of another kind on each node, all idle, each task soon comes to
+// the node that has its handler, wherever the leader is.
+func TestKindsOfNodes(t *testing.T) {
+	simCase(t, codeq.Options{Retention: time.Hour}, func(t *testing.T, c *simCluster) {
+		leader, second := c.lead()
+		nodes := []*simNode{leader, second, c.third(leader, second)}
+		var handled atomic.Int64
+		for i, n := range nodes {
+			mux, q := new(codeq.Mux), simQueue(n)
+			codeq.HandleKind(mux, "a", strconv.Itoa(i), func(context.Context, *codeq.Job[[]byte]) error { handled.Add(1); return nil })
+			go func() {
+				_ = q.Run(t.Context(), mux, &codeq.RunOptions{LeaseFor: 10 * time.Second, UnhandledFor: 2 * time.Minute})
+			}()
+		}
+		for i := range 4 * len(nodes) {
+			queuetest.Produce(t, simQueue(second), codeq.Task{Queue: "a", Kind: strconv.Itoa(i % len(nodes)), LimitKey: strconv.Itoa(i)})
+		}
+		c.until("the end of the tasks", func() bool {
+			n := queuetest.CountsOf(t, simQueue(second), "a")
+			require.Zero(t, n.Dead)
+			return n.Done == uint64(4*len(nodes))
+		})
+		require.EqualValues(t, 4*len(nodes), handled.Load())
 	})
 }
