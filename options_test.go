@@ -383,15 +383,12 @@ func TestExtendLimits(t *testing.T) {
 	for _, d := range []time.Duration{math.MinInt64, -1, 0, shortestLease - 1, longestLease + 1, math.MaxInt64} {
 		q.refused("Extend duration", d, "10ms to 8760h0m0s", func() error { return q.Extend(ctx, l.Receipt, d) })
 	}
-	for _, d := range []time.Duration{longestLease, shortestLease, longestLease} {
-		before := time.Now()
-		require.NoError(t, q.Extend(ctx, l.Receipt, d))
-		info, err := q.Get(ctx, l.ID)
-		require.NoError(t, err)
-		if d == longestLease {
-			require.WithinRange(t, info.At, before.Add(d-time.Second), time.Now().Add(d+time.Second))
-		}
-	}
+	before := time.Now()
+	require.NoError(t, q.Extend(ctx, l.Receipt, longestLease))
+	info, err := q.Get(ctx, l.ID)
+	require.NoError(t, err)
+	require.WithinRange(t, info.At, before.Add(longestLease-time.Second), time.Now().Add(longestLease+time.Second))
+	require.NoError(t, q.Extend(ctx, l.Receipt, shortestLease)) // after it the lease is soon over
 }
 
 func TestReleaseAndRetryLimits(t *testing.T) {

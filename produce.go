@@ -100,9 +100,10 @@ func (q *Queue) prepareOne(ctx context.Context, t *Task) (op *produceOp, shard i
 // and a batch that belongs to several shards is stored in parts, each in one commit. A task that
 // waits for others of the batch ([Nth]) and belongs elsewhere is in a part after theirs: they may
 // have ended when it is stored, and are missing then ([OnMissing]) unless they have a Retention. If
-// a part fails, its tasks and those of later parts are not stored: their IDs are zero. Parts in
-// which all tasks have an idempotency key come first, as far as the waits permit: it is safe to
-// produce a batch again if all of its tasks have one, or none of the three.
+// a part fails, its tasks and those of later parts are not stored: their IDs are zero, and the
+// errors of the latter wrap that of the part. Parts in which all tasks have an idempotency key come
+// first, as far as the waits permit: it is safe to produce a batch again if all of its tasks have
+// one, or none of the three.
 //
 // Errors: those of [Queue.Produce], such as [ErrInvalid], that of ctx, and a [*BatchError] of them.
 func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) (_ []ID, err error) {
@@ -141,7 +142,7 @@ func (q *Queue) produceBatch(ctx context.Context, tasks []Task) (_ []ID, err err
 		asked, err := q.produce(ctx, part, next, tasks, ids, &errs)
 		if err != nil {
 			errs.Fail(parts[i:i+1], base.Prefixed(err))
-			errs.Fail(parts[i+1:], errPartFailed)
+			errs.Fail(parts[i+1:], base.Prefixed(fmt.Errorf("not stored, since an earlier part of the batch was not: %w", err)))
 			break
 		}
 		hops = append(hops, asked...)
@@ -158,9 +159,6 @@ func (q *Queue) produceBatch(ctx context.Context, tasks []Task) (_ []ID, err err
 	}
 	return ids, nil
 }
-
-// errPartFailed is the error of a task of a part that was not tried.
-var errPartFailed = errors.New("codeq: not stored, since an earlier part of the batch was not")
 
 // produce stores the tasks of a part by op, which it recycles. The hops notify the tasks' parents.
 func (q *Queue) produce(ctx context.Context, part *call.BatchPart, op *produceOp, tasks []Task, ids []ID, errs *call.BatchErrors) ([]call.BatchHop, error) {

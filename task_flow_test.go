@@ -241,7 +241,8 @@ func TestFailedPart(t *testing.T) {
 		require.Len(t, each.Errors, 3)
 		require.NoError(t, each.Errors[0])
 		require.ErrorIs(t, each.Errors[1], codeq.ErrUncertain)
-		require.EqualError(t, each.Errors[2], "codeq: not stored, since an earlier part of the batch was not")
+		require.EqualError(t, each.Errors[2], "codeq: not stored, since an earlier part of the batch was not: "+strings.TrimPrefix(each.Errors[1].Error(), "codeq: "))
+		require.ErrorIs(t, each.Errors[2], codeq.ErrUncertain)
 
 		all := []codeq.Task{task(1), task(1)}
 		_, err = q.ProduceBatch(context.Background(), all)
