@@ -90,6 +90,9 @@ func (e *apiError) Unwrap() error { return e.is }
 // send sends a request. It returns an error if there is no answer, or if the answer is not a
 // success.
 func (r *remote) send(ctx context.Context, method, route string, query url.Values, body any) (*http.Response, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err // nothing was sent
+	}
 	var from io.Reader
 	if body != nil {
 		b, err := json.Marshal(body)
