@@ -74,18 +74,36 @@ const maxReply = 1 << 30
 var kinds = map[string]error{
 	"invalid": codeq.ErrInvalid, "not-found": codeq.ErrNotFound, "duplicate": codeq.ErrDuplicate, "not-waiting": codeq.ErrNotWaiting, "not-empty": codeq.ErrNotEmpty,
 	"cannot-lead": codeq.ErrCannotLead, "no-cluster": codeq.ErrNoCluster, "disk-full": codeq.ErrDiskFull, "uncertain": codeq.ErrUncertain,
-	"not-leader": codeq.ErrNotLeader, "not-served": codeq.ErrNotServed, "closed": codeq.ErrClosed, "failed": codeq.ErrFailed,
-	"corrupt": codeq.ErrCorrupt, "format": codeq.ErrFormat, "denied": fs.ErrPermission, "canceled": context.DeadlineExceeded,
+	"not-leader": codeq.ErrNotLeader, "not-served": codeq.ErrNotServed, "closed": codeq.ErrClosed, "failed": codeq.ErrFailed, "stalled": codeq.ErrStalled,
+	"corrupt": codeq.ErrCorrupt, "format": codeq.ErrFormat, "denied": fs.ErrPermission, "host": fs.ErrPermission, "busy": errNoAnswer, "canceled": errNoAnswer,
 }
+
+// errNoAnswer: the dashboard had no time for an answer.
+var errNoAnswer = coded(exitNotNow, errors.New("no answer in time"))
 
 // apiError is an error in an answer of the API.
 type apiError struct {
 	text string
-	is   error
+	is   error // nil: of a kind that has no error of its own
+}
+
+// errorOfKind returns an error of the API. A change may have been made although its answer is
+// "canceled" or "closed".
+func errorOfKind(kind, text string, change bool) *apiError {
+	if change && (kind == "canceled" || kind == "closed") {
+		return &apiError{codeq.ErrUncertain.Error() + ": " + text, codeq.ErrUncertain}
+	}
+	return &apiError{text, kinds[kind]}
 }
 
 func (e *apiError) Error() string { return e.text }
 func (e *apiError) Unwrap() error { return e.is }
+
+// uncertain returns the error of a change that may have been made. It precedes the exit codes in
+// err.
+func uncertain(err error) error {
+	return coded(exitUncertain, fmt.Errorf("%w: %w", codeq.ErrUncertain, err))
+}
 
 // send sends a request. It returns an error if there is no answer, or if the answer is not a
 // success.
@@ -120,7 +138,7 @@ func (r *remote) send(ctx context.Context, method, route string, query url.Value
 		sent := !errors.As(err, &dial) || dial.Op != "dial"
 		switch {
 		case method == http.MethodPost && sent:
-			return nil, fmt.Errorf("%w: %w", codeq.ErrUncertain, err) // it may have arrived
+			return nil, uncertain(err) // it may have arrived
 		case ctx.Err() != nil:
 			return nil, err
 		}
@@ -135,19 +153,11 @@ func (r *remote) send(ctx context.Context, method, route string, query url.Value
 
 // errorOf reads the error of an answer.
 func errorOf(resp *http.Response) error {
+	change := resp.Request.Method == http.MethodPost
 	var e struct{ Error, Kind string }
 	text, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
 	if err == nil && json.Unmarshal(text, &e) == nil && e.Kind != "" {
-		if is := kinds[e.Kind]; is != nil {
-			return &apiError{e.Error, is}
-		}
-		switch e.Kind {
-		case "busy":
-			return coded(exitNotNow, errors.New(e.Error))
-		case "host":
-			return coded(exitDenied, errors.New(e.Error))
-		}
-		return errors.New(e.Error)
+		return errorOfKind(e.Kind, e.Error, change)
 	}
 	err = fmt.Errorf("%s %s: %s", resp.Request.Method, resp.Request.URL.Redacted(), resp.Status)
 	switch resp.StatusCode {
@@ -155,10 +165,13 @@ func errorOf(resp *http.Response) error {
 		return coded(exitDenied, err)
 	case http.StatusNotFound:
 		return coded(exitNoQueue, fmt.Errorf("%w: no dashboard is there", err))
+	case http.StatusBadGateway, http.StatusGatewayTimeout:
+		if change {
+			return uncertain(err)
+		}
+		return coded(exitNotNow, err)
 	case http.StatusServiceUnavailable, http.StatusTooManyRequests:
 		return coded(exitNotNow, err)
-	case http.StatusBadGateway, http.StatusGatewayTimeout:
-		return fmt.Errorf("%w: %w", codeq.ErrUncertain, err)
 	}
 	return err
 }
@@ -180,7 +193,7 @@ func (r *remote) do(ctx context.Context, method, route string, query url.Values,
 	if err := json.NewDecoder(io.LimitReader(resp.Body, maxReply)).Decode(reply); err != nil {
 		err = fmt.Errorf("%s: %w", route, err)
 		if method == http.MethodPost {
-			err = fmt.Errorf("%w: %w", codeq.ErrUncertain, err)
+			err = uncertain(err)
 		}
 		return err
 	}
@@ -341,13 +354,10 @@ type bulkJob struct {
 
 // err returns the error of the job.
 func (j *bulkJob) err() error {
-	switch {
-	case j.Error == "":
+	if j.Error == "" {
 		return nil
-	case kinds[j.Kind] != nil:
-		return &apiError{j.Error, kinds[j.Kind]}
 	}
-	return errors.New(j.Error)
+	return errorOfKind(j.Kind, j.Error, true)
 }
 
 // bulkWait bounds the time that one request waits for the end of a job.
@@ -383,7 +393,7 @@ func (r *remote) Bulk(ctx context.Context, o codeq.BulkOptions) (codeq.BulkResul
 			continue
 		}
 		if ctx.Err() == nil {
-			return job.Result, fmt.Errorf("%w: bulk %s: %w", codeq.ErrUncertain, job.ID, err)
+			return job.Result, uncertain(fmt.Errorf("bulk %s: %w", job.ID, err))
 		}
 		late, stop := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer stop()
@@ -392,7 +402,7 @@ func (r *remote) Bulk(ctx context.Context, o codeq.BulkOptions) (codeq.BulkResul
 			stopped = r.get(late, "bulk", of("id", job.ID, "wait", "5s"), &job)
 		}
 		if stopped != nil || job.Ended.IsZero() {
-			return job.Result, fmt.Errorf("%w: bulk %s: %w", codeq.ErrUncertain, job.ID, ctx.Err())
+			return job.Result, uncertain(fmt.Errorf("bulk %s: %w", job.ID, ctx.Err()))
 		}
 		return job.Result, errors.Join(job.err(), ctx.Err())
 	}
