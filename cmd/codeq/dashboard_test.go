@@ -227,3 +227,21 @@ func TestBulkWithoutEnd(t *testing.T) {
 	require.Contains(t, r.out, "2 tasks of 3 canceled")
 	require.Contains(t, r.err, "-cursor c")
 }
+
+// TestPartOfBatch: of a batch that is stored in part, the command writes the IDs of that part.
+func TestPartOfBatch(t *testing.T) {
+	s := newAnswers(t)
+	id := codeq.ID{1, 2, 3}
+	s.status, s.kind = 507, "application/json"
+	for ids, out := range map[string]string{
+		fmt.Sprintf(`["%s","%s"]`, codeq.ID{}, id): id.String() + "\n",
+		fmt.Sprintf(`["%s"]`, id):                  "", // of another number of tasks
+		`[]`:                                       "",
+	} {
+		s.text = `{"Error":"codeq: 1 of a batch of 2; 0: disk full","Kind":"disk-full","IDs":` + ids + `}`
+		r := run(t.Context(), nil, []byte("a\nb\n"), "-url", s.URL, "produce", "-queue", "mail", "-lines", "-file", "-")
+		require.Equal(t, exitNotNow, r.code)
+		require.Equal(t, out, r.out)
+		require.Contains(t, r.err, "1 of a batch of 2; 0: disk full")
+	}
+}

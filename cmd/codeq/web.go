@@ -84,16 +84,17 @@ var errNoAnswer = coded(exitNotNow, errors.New("no answer in time"))
 // apiError is an error in an answer of the API.
 type apiError struct {
 	text string
-	is   error // nil: of a kind that has no error of its own
+	is   error      // nil: of a kind that has no error of its own
+	ids  []codeq.ID // of a batch of tasks that is stored in part; zero: that one is not
 }
 
 // errorOfKind returns an error of the API. A change may have been made although its answer is
 // "canceled" or "closed".
 func errorOfKind(kind, text string, change bool) *apiError {
 	if change && (kind == "canceled" || kind == "closed") {
-		return &apiError{codeq.ErrUncertain.Error() + ": " + text, codeq.ErrUncertain}
+		return &apiError{text: codeq.ErrUncertain.Error() + ": " + text, is: codeq.ErrUncertain}
 	}
-	return &apiError{text, kinds[kind]}
+	return &apiError{text: text, is: kinds[kind]}
 }
 
 func (e *apiError) Error() string { return e.text }
@@ -154,10 +155,15 @@ func (r *remote) send(ctx context.Context, method, route string, query url.Value
 // errorOf reads the error of an answer.
 func errorOf(resp *http.Response) error {
 	change := resp.Request.Method == http.MethodPost
-	var e struct{ Error, Kind string }
+	var e struct {
+		Error, Kind string
+		IDs         []codeq.ID
+	}
 	text, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
 	if err == nil && json.Unmarshal(text, &e) == nil && e.Kind != "" {
-		return errorOfKind(e.Kind, e.Error, change)
+		of := errorOfKind(e.Kind, e.Error, change)
+		of.ids = e.IDs
+		return of
 	}
 	err = fmt.Errorf("%s %s: %s", resp.Request.Method, resp.Request.URL.Redacted(), resp.Status)
 	switch resp.StatusCode {
@@ -299,13 +305,17 @@ func (r *remote) StorageStats() (*codeq.StorageStats, error) {
 	return s, err
 }
 
-// ProduceBatch returns the same errors as codeq.Queue.ProduceBatch.
+// ProduceBatch returns the same IDs and errors as codeq.Queue.ProduceBatch; but if only a part is
+// stored, one error is that of the whole rest.
 func (r *remote) ProduceBatch(ctx context.Context, tasks []codeq.Task) ([]codeq.ID, error) {
 	var reply struct {
 		IDs        []codeq.ID
 		Duplicates []*codeq.DuplicateError
 	}
 	if err := r.post(ctx, "tasks", nil, struct{ Tasks []codeq.Task }{tasks}, &reply); err != nil {
+		if e, ok := errors.AsType[*apiError](err); ok && len(e.ids) == len(tasks) {
+			return e.ids, err
+		}
 		return nil, err
 	}
 	if len(reply.Duplicates) == 0 {
