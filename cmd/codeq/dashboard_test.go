@@ -24,17 +24,14 @@ import (
 // events, the notice of its end, and the number of lost events.
 type dashboard struct {
 	*httptest.Server
-	q     *codeq.Queue
-	check func(*http.Request) int // a status other than 200 refuses a request
+	q      *codeq.Queue
+	check  func(*http.Request) int // a status other than 200 refuses a request
+	access codeqweb.Access
 }
 
 func newDashboard(t *testing.T, q *codeq.Queue) *dashboard {
-	d := &dashboard{q: q, check: func(*http.Request) int { return 200 }}
-	all := codeqweb.Handler(q, &codeqweb.Options{
-		Access: func(*http.Request) codeqweb.Access {
-			return codeqweb.Read | codeqweb.Payloads | codeqweb.Act | codeqweb.Admin
-		},
-	})
+	d := &dashboard{q: q, check: func(*http.Request) int { return 200 }, access: codeqweb.All}
+	all := codeqweb.Handler(q, &codeqweb.Options{Access: func(*http.Request) codeqweb.Access { return d.access }})
 	t.Cleanup(func() { require.NoError(t, all.Close()) })
 	d.Server = httptest.NewServer(http.StripPrefix("/admin", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if status := d.check(r); status != 200 {
@@ -168,8 +165,8 @@ func TestNoDashboard(t *testing.T) {
 	require.Equal(t, exitUsage, call(t, "-url", s.URL, "cluster", "remove", "n1").code)
 }
 
-// TestKindsOfAPI: each kind of errors of the API has its exit code, for a request that reads and for
-// a change.
+// TestKindsOfAPI: each kind of errors of the API has its exit code, for a request that reads and
+// for a change.
 func TestKindsOfAPI(t *testing.T) {
 	doc, err := os.ReadFile("../../codeqweb/API.md")
 	require.NoError(t, err)
@@ -244,4 +241,35 @@ func TestPartOfBatch(t *testing.T) {
 		require.Equal(t, out, r.out)
 		require.Contains(t, r.err, "1 of a batch of 2; 0: disk full")
 	}
+}
+
+// TestHiddenContents: what a dashboard hides is not shown as empty.
+func TestHiddenContents(t *testing.T) {
+	q, _ := serve(t, newQueue(t, nil))
+	d := newDashboard(t, q)
+	id := produce(t, q, codeq.Task{Queue: "mail", Payload: []byte("hello"), Unique: codeq.Unique{Key: "k"}}).String()
+	require.NoError(t, q.SetSchedule(t.Context(), codeq.Schedule{Name: "daily", Cron: "@daily", Task: codeq.Task{Queue: "report", Payload: []byte("hello")}}))
+	at := []string{"-url", d.URL + "/admin/"}
+	type hidden struct{ Hidden bool }
+	lists := [][]string{{"get", id}, {"get", "-queue", "mail", "-key", "k"}, {"ls"}, {"schedules"}}
+	for _, args := range lists {
+		require.NotContains(t, ok(t, with(at, append([]string{"-json"}, args...)...)...), "Hidden")
+	}
+	require.Equal(t, "hello", ok(t, with(at, "get", "-raw", id)...))
+	require.Empty(t, call(t, with(at, "get", id)...).err)
+
+	d.access = codeqweb.Read
+	for _, args := range lists {
+		require.True(t, decoded[hidden](t, with(at, args...)...).Hidden, args)
+	}
+	for _, args := range [][]string{{id}, {"-result", id}, {"-queue", "mail", "-key", "k"}} {
+		r := call(t, with(at, append([]string{"get", "-raw"}, args...)...)...)
+		require.Equal(t, exitDenied, r.code)
+		require.Empty(t, r.out)
+	}
+	r := call(t, with(at, "get", id)...)
+	require.Zero(t, r.code)
+	require.Contains(t, r.err, "does not show the contents of task "+id)
+	require.Contains(t, r.out, "mail")
+	require.Equal(t, exitDenied, call(t, with(at, "ls", "-payload")...).code)
 }

@@ -26,6 +26,9 @@ type remote struct {
 	base   *url.URL // of the API, with a "/" at its end
 	header http.Header
 	client *http.Client
+	// hidden: the last tasks or schedules came without their contents, as the user has no right to
+	// see them (Payloads).
+	hidden bool
 }
 
 // dial returns a client of the dashboard of a target. It sends nothing yet.
@@ -58,7 +61,7 @@ func (t *target) dial() (*remote, error) {
 		}
 		return nil
 	}}
-	return &remote{u.JoinPath("api/v1/"), header, client}, nil
+	return &remote{base: u.JoinPath("api/v1/"), header: header, client: client}, nil
 }
 
 // Close ends the connections.
@@ -246,10 +249,14 @@ func (r *remote) FindByKey(ctx context.Context, k codeq.UniqueKey) (*codeq.TaskI
 }
 
 func (r *remote) task(ctx context.Context, route string, query url.Values) (*codeq.TaskInfo, error) {
-	var reply struct{ Task *codeq.TaskInfo }
+	var reply struct {
+		Task   *codeq.TaskInfo
+		Hidden bool
+	}
 	if err := r.get(ctx, route, query, &reply); err != nil {
 		return nil, err
 	}
+	r.hidden = reply.Hidden
 	if reply.Task == nil {
 		return nil, errors.New("the dashboard has answered without a task")
 	}
@@ -281,16 +288,24 @@ func (r *remote) ListPage(ctx context.Context, o codeq.PageOptions) (*codeq.Page
 	if o.Limit != 0 {
 		q.Set("limit", strconv.Itoa(o.Limit))
 	}
-	p := new(codeq.Page)
-	if err := r.get(ctx, "tasks", q, p); err != nil {
+	var reply struct {
+		codeq.Page
+		Hidden bool
+	}
+	if err := r.get(ctx, "tasks", q, &reply); err != nil {
 		return nil, err
 	}
-	return p, nil
+	r.hidden = reply.Hidden
+	return &reply.Page, nil
 }
 
 func (r *remote) Schedules(ctx context.Context) ([]codeq.ScheduleInfo, error) {
-	var reply struct{ Schedules []codeq.ScheduleInfo }
+	var reply struct {
+		Schedules []codeq.ScheduleInfo
+		Hidden    bool
+	}
 	err := r.get(ctx, "schedules", nil, &reply)
+	r.hidden = reply.Hidden
 	return reply.Schedules, err
 }
 
