@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -272,4 +273,20 @@ func TestHiddenContents(t *testing.T) {
 	require.Contains(t, r.err, "does not show the contents of task "+id)
 	require.Contains(t, r.out, "mail")
 	require.Equal(t, exitDenied, call(t, with(at, "ls", "-payload")...).code)
+}
+
+// TestProgramsThatClaim: a program that claims without Run is no worker, wherever the queue is.
+func TestProgramsThatClaim(t *testing.T) {
+	dir := newQueue(t, nil)
+	q, _ := serve(t, dir)
+	produce(t, q, mail(0))
+	_, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"mail"}, Worker: "box", LeaseFor: time.Hour})
+	require.NoError(t, err)
+	for _, at := range [][]string{{"-dir", dir}, {"-url", newDashboard(t, q).URL + "/admin/"}} {
+		require.Empty(t, decoded[infoResult](t, with(at, "info")...).Workers)
+		require.NotContains(t, ok(t, with(at, "info")...), "box")
+		require.Empty(t, decoded[sample](t, with(at, "top", "-n", "1")...).Workers)
+		require.Empty(t, decoded[workersResult](t, with(at, "quiet")...).Workers)
+		require.Equal(t, exitNotFound, call(t, with(at, "quiet", "-dry-run", "box")...).code)
+	}
 }

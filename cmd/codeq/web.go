@@ -486,10 +486,21 @@ func (r *remote) TriggerSchedule(ctx context.Context, name string) (codeq.ID, er
 	return reply.ID, err
 }
 
-func (r *remote) Workers(ctx context.Context) ([]codeq.WorkerInfo, error) {
-	var reply struct{ Workers []codeq.WorkerInfo }
-	err := r.get(ctx, "workers", nil, &reply)
-	return reply.Workers, err
+// Workers leaves out programs that claim by themselves, as codeq.Queue.Workers does.
+func (r *remote) Workers(ctx context.Context) (list []codeq.WorkerInfo, err error) {
+	var reply struct {
+		Workers []struct {
+			codeq.WorkerInfo
+			Claims bool
+		}
+	}
+	err = r.get(ctx, "workers", nil, &reply)
+	for _, w := range reply.Workers {
+		if !w.Claims {
+			list = append(list, w.WorkerInfo)
+		}
+	}
+	return list, err
 }
 
 func (r *remote) QuietWorkers(ctx context.Context, name string) error {
