@@ -3,6 +3,7 @@ package codeqotel_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -217,6 +218,39 @@ func TestFailures(t *testing.T) {
 		require.Equal(t, map[string]int64{
 			"messaging.destination.name=mail,messaging.operation.name=send,messaging.operation.type=send,messaging.system=codeq": 1,
 		}, o.points(t, "messaging.client.operation.duration"))
+	})
+}
+
+// TestSteps: a handler that waits between two steps has not failed.
+func TestSteps(t *testing.T) {
+	o := observe(t, codeqotel.Options{})
+	codeqtest.Test(t, o.options(codeq.Options{}), func(t *testing.T, q *codeqtest.Queue) {
+		_, err := q.Produce(t.Context(), codeq.Task{Queue: "mail"})
+		require.NoError(t, err)
+		var mux codeq.Mux
+		mux.Use(o.otel.Middleware)
+		codeq.Handle(&mux, "mail", func(ctx context.Context, _ *codeq.Job[[]byte]) error {
+			if err := codeq.Sleep(ctx, "nap", time.Minute); err != nil {
+				return fmt.Errorf("before the second part: %w", err)
+			}
+			_, err := codeq.WaitSignal[string](ctx, "paid", time.Minute)
+			if errors.Is(err, codeq.ErrNoSignal) {
+				return nil
+			}
+			return err
+		})
+		q.Drain(&mux)
+		var verdicts []any
+		for _, s := range o.named("process mail") {
+			attrs := attributesOf(s)
+			verdicts = append(verdicts, attrs["codeq.verdict"])
+			require.Equal(t, codes.Unset, s.Status.Code, s.Status.Description)
+			require.NotContains(t, attrs, "error.type")
+		}
+		require.Equal(t, []any{"suspended", "suspended", "completed"}, verdicts)
+		require.Equal(t, map[string]int64{
+			"messaging.destination.name=mail,messaging.operation.name=process,messaging.system=codeq": 3,
+		}, o.points(t, "messaging.process.duration"))
 	})
 }
 

@@ -25,5 +25,6 @@
 //
 // All have messaging.system (codeq), messaging.operation.name, messaging.destination.name (the
 // queue; a batch for several queues has none), and after an error error.type; spans also have
-// messaging.operation.type. None has tenants, keys, groups, headers or payloads.
+// messaging.operation.type. None has tenants, keys, groups, headers or payloads. A task that is
+// given back, or that waits between two steps, is no error.
 package codeqotel

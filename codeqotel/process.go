@@ -32,8 +32,8 @@ func (i *Instrumentation) Middleware(next codeq.Handler) codeq.Handler {
 		verdict := codeq.VerdictOf(err)
 		span.SetAttributes(attribute.String("codeq.verdict", verdict.String()))
 		failure := err
-		if verdict == codeq.VerdictReleased {
-			failure = nil
+		if verdict == codeq.VerdictReleased || verdict == codeq.VerdictSuspended {
+			failure = nil // the attempt does not count
 		}
 		failed(span, failure)
 		i.processing.Record(ctx, time.Since(began).Seconds(), opProcess, system, about(l.Queue, failure)...)

@@ -70,8 +70,10 @@ func (t *Tables) check(task *codeq.Task) error {
 	size := 0
 	for k, v := range task.Headers {
 		size += len(k) + len(v)
-		if err := checkText("Task.Headers", k+v, t.limits.Headers); err != nil {
-			return err
+		for _, text := range []string{k, v} {
+			if err := checkText("Task.Headers", text, t.limits.Headers); err != nil {
+				return err
+			}
 		}
 	}
 	year := task.RunAt.UTC().Year()

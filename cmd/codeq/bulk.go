@@ -128,12 +128,19 @@ type taskResult struct {
 	Error  string `json:",omitzero"`
 }
 
-// changeEach alters tasks by their IDs. It goes on after an error, and returns all errors.
+// changeEach alters tasks by their IDs. It goes on after an error, and returns all errors. When ctx
+// ends, the tasks that are left stay as they are, and are reported, too.
 func (a *app) changeEach(ctx context.Context, c *cli.Command, ch *change, list []codeq.ID) error {
 	each := func(one func(codeq.ID) error) error {
 		var all error
+		ended := false
 		for _, id := range list {
-			err := one(id)
+			err := ctx.Err()
+			if err == nil {
+				err = one(id)
+			} else {
+				ended, err = true, fmt.Errorf("not reached: %w", err)
+			}
 			r := taskResult{ID: id, Done: err == nil, DryRun: c.Bool("dry-run")}
 			if err != nil {
 				r.Error = err.Error()
@@ -148,9 +155,9 @@ func (a *app) changeEach(ctx context.Context, c *cli.Command, ch *change, list [
 					return err
 				}
 			}
-			if ctx.Err() != nil {
-				break
-			}
+		}
+		if ended {
+			all = coded(exitEnded, all) // whatever the errors of the others are
 		}
 		return all
 	}

@@ -5,10 +5,15 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -20,17 +25,14 @@ import (
 // events, the notice of its end, and the number of lost events.
 type dashboard struct {
 	*httptest.Server
-	q     *codeq.Queue
-	check func(*http.Request) int // a status other than 200 refuses a request
+	q      *codeq.Queue
+	check  func(*http.Request) int // a status other than 200 refuses a request
+	access codeqweb.Access
 }
 
 func newDashboard(t *testing.T, q *codeq.Queue) *dashboard {
-	d := &dashboard{q: q, check: func(*http.Request) int { return 200 }}
-	all := codeqweb.Handler(q, &codeqweb.Options{
-		Access: func(*http.Request) codeqweb.Access {
-			return codeqweb.Read | codeqweb.Payloads | codeqweb.Act | codeqweb.Admin
-		},
-	})
+	d := &dashboard{q: q, check: func(*http.Request) int { return 200 }, access: codeqweb.All}
+	all := codeqweb.Handler(q, &codeqweb.Options{Access: func(*http.Request) codeqweb.Access { return d.access }})
 	t.Cleanup(func() { require.NoError(t, all.Close()) })
 	d.Server = httptest.NewServer(http.StripPrefix("/admin", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if status := d.check(r); status != 200 {
@@ -112,34 +114,48 @@ func TestCredentials(t *testing.T) {
 	require.Contains(t, r.err, "redirects")
 }
 
-// TestNoDashboard: the exit code distinguishes other servers, errors and silence.
-func TestNoDashboard(t *testing.T) {
-	status, kind, text := 0, "text/html", "<h1>\x1b[31mlog in</h1>"
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", kind)
-		w.WriteHeader(status)
-		_, _ = io.WriteString(w, text)
+// answers is a server that answers all requests alike.
+type answers struct {
+	*httptest.Server
+	status     int
+	kind, text string
+}
+
+func newAnswers(t *testing.T) *answers {
+	a := new(answers)
+	a.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", a.kind)
+		w.WriteHeader(a.status)
+		_, _ = io.WriteString(w, a.text)
 	}))
+	t.Cleanup(a.Close)
+	return a
+}
+
+// TestNoDashboard: the exit code distinguishes other servers, errors and silence, and changes that
+// may have been made.
+func TestNoDashboard(t *testing.T) {
+	s := newAnswers(t)
 	for _, c := range []struct {
-		status, code int
-		kind, text   string
+		status, read, change int
+		kind, text           string
 	}{
-		{200, exitNoQueue, "text/html", "<h1>log in</h1>"},
-		{404, exitNoQueue, "text/html", "nothing"},
-		{403, exitDenied, "text/plain", "no"},
-		{403, exitDenied, "application/json", `{"Error":"act \u001b[31m","Kind":"denied"}`},
-		{421, exitDenied, "application/json", `{"Error":"host","Kind":"host"}`},
-		{503, exitNotNow, "application/json", `{"Error":"many","Kind":"busy"}`},
-		{507, exitNotNow, "application/json", `{"Error":"full","Kind":"disk-full"}`},
-		{503, exitUncertain, "application/json", `{"Error":"perhaps","Kind":"uncertain"}`},
-		{500, exitDamaged, "application/json", `{"Error":"broken","Kind":"corrupt"}`},
-		{500, exitOther, "application/json", `{"Error":"broken","Kind":"internal"}`},
-		{502, exitUncertain, "text/plain", ""},
-		{200, exitOther, "application/json", `{"Queues":`},
+		{200, exitNoQueue, exitNoQueue, "text/html", "<h1>log in</h1>"},
+		{404, exitNoQueue, exitNoQueue, "text/html", "nothing"},
+		{403, exitDenied, exitDenied, "text/plain", "no"},
+		{403, exitDenied, exitDenied, "application/json", `{"Error":"act \u001b[31m","Kind":"denied"}`},
+		{502, exitNotNow, exitUncertain, "text/plain", ""},
+		{503, exitNotNow, exitNotNow, "text/plain", ""},
+		{504, exitNotNow, exitUncertain, "text/plain", ""},
+		{200, exitOther, exitOK, "application/json", `{"Queues":`},
 	} {
-		status, kind, text = c.status, c.kind, c.text
+		s.status, s.kind, s.text = c.status, c.kind, c.text
 		r := call(t, "-url", s.URL, "info")
-		require.Equal(t, c.code, r.code, "%+v: %s", c, r.err)
+		require.Equal(t, c.read, r.code, "%+v: %s", c, r.err)
+		requireHarmless(t, r)
+		r = call(t, "-url", s.URL, "cancel", codeq.ID{1}.String())
+		require.Equal(t, c.change, r.code, "%+v: %s", c, r.err)
 		requireHarmless(t, r)
 	}
 	s.Close()
@@ -148,4 +164,129 @@ func TestNoDashboard(t *testing.T) {
 	require.Equal(t, exitUsage, call(t, "-url", s.URL, "verify").code)
 	require.Equal(t, exitUsage, call(t, "-url", s.URL, "checkpoint", "x").code)
 	require.Equal(t, exitUsage, call(t, "-url", s.URL, "cluster", "remove", "n1").code)
+}
+
+// TestKindsOfAPI: each kind of errors of the API has its exit code, for a request that reads and
+// for a change.
+func TestKindsOfAPI(t *testing.T) {
+	doc, err := os.ReadFile("../../codeqweb/API.md")
+	require.NoError(t, err)
+	_, table, _ := strings.Cut(string(doc), "\n| status | kind |\n")
+	table, _, _ = strings.Cut(table, "\n\n")
+	table = regexp.MustCompile(`\([^)]*\)`).ReplaceAllString(table, "") // remarks
+	known := make(map[string]bool)
+	for _, m := range regexp.MustCompile("`([a-z-]+)`").FindAllStringSubmatch(table, -1) {
+		known[m[1]] = true
+	}
+	codes := map[string][2]int{ // of a request that reads, and of a change
+		"invalid": {exitUsage, exitUsage}, "denied": {exitDenied, exitDenied}, "not-found": {exitNotFound, exitNotFound}, "method": {exitOther, exitOther},
+		"duplicate": {exitRefused, exitRefused}, "not-waiting": {exitRefused, exitRefused}, "not-empty": {exitRefused, exitRefused},
+		"cannot-lead": {exitRefused, exitRefused}, "no-cluster": {exitRefused, exitRefused}, "host": {exitDenied, exitDenied}, "busy": {exitNotNow, exitNotNow},
+		"corrupt": {exitDamaged, exitDamaged}, "internal": {exitOther, exitOther}, "format": {exitDamaged, exitDamaged},
+		"uncertain": {exitUncertain, exitUncertain}, "not-leader": {exitNotNow, exitNotNow}, "not-served": {exitInUse, exitInUse},
+		"closed": {exitNotNow, exitUncertain}, "failed": {exitNotNow, exitNotNow}, "stalled": {exitNotNow, exitNotNow},
+		"canceled": {exitNotNow, exitUncertain}, "disk-full": {exitNotNow, exitNotNow},
+	}
+	require.ElementsMatch(t, slices.Collect(maps.Keys(codes)), slices.Collect(maps.Keys(known)))
+	s := newAnswers(t)
+	s.status, s.kind = 503, "application/json"
+	for kind, code := range codes {
+		s.text = fmt.Sprintf(`{"Error":"because","Kind":%q}`, kind)
+		for i, args := range [][]string{{"info"}, {"cancel", codeq.ID{1}.String()}} {
+			r := call(t, with([]string{"-url", s.URL}, args...)...)
+			require.Equal(t, code[i], r.code, "%s: %v: %s", kind, args, r.err)
+			require.Contains(t, r.err, "because")
+		}
+	}
+}
+
+// TestBulkWithoutEnd: a change of many tasks whose end the client does not hear of may have been
+// made, whatever the error is.
+func TestBulkWithoutEnd(t *testing.T) {
+	end := ""
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		switch {
+		case r.Method == http.MethodPost:
+			_, _ = io.WriteString(w, `{"ID":"1"}`)
+		case end != "":
+			_, _ = io.WriteString(w, end)
+		default:
+			w.WriteHeader(http.StatusTooManyRequests)
+			_, _ = io.WriteString(w, `{"Error":"many","Kind":"busy"}`)
+		}
+	}))
+	defer s.Close()
+	cancel := []string{"-url", s.URL, "cancel", "-all"}
+	require.Equal(t, exitUncertain, call(t, cancel...).code)
+	end = `{"ID":"1","Ended":"2030-01-02T03:04:05Z","Result":{"Matched":3,"Changed":2,"Next":"c"},"Error":"stopped","Kind":"canceled"}`
+	r := call(t, cancel...)
+	require.Equal(t, exitUncertain, r.code, "another client has stopped it")
+	require.Contains(t, r.out, "2 tasks of 3 canceled")
+	require.Contains(t, r.err, "-cursor c")
+}
+
+// TestPartOfBatch: of a batch that is stored in part, the command writes the IDs of that part.
+func TestPartOfBatch(t *testing.T) {
+	s := newAnswers(t)
+	id := codeq.ID{1, 2, 3}
+	s.status, s.kind = 507, "application/json"
+	for ids, out := range map[string]string{
+		fmt.Sprintf(`["%s","%s"]`, codeq.ID{}, id): id.String() + "\n",
+		fmt.Sprintf(`["%s"]`, id):                  "", // of another number of tasks
+		`[]`:                                       "",
+	} {
+		s.text = `{"Error":"codeq: 1 of a batch of 2; 0: disk full","Kind":"disk-full","IDs":` + ids + `}`
+		r := run(t.Context(), nil, []byte("a\nb\n"), "-url", s.URL, "produce", "-queue", "mail", "-lines", "-file", "-")
+		require.Equal(t, exitNotNow, r.code)
+		require.Equal(t, out, r.out)
+		require.Contains(t, r.err, "1 of a batch of 2; 0: disk full")
+	}
+}
+
+// TestHiddenContents: what a dashboard hides is not shown as empty.
+func TestHiddenContents(t *testing.T) {
+	q, _ := serve(t, newQueue(t, nil))
+	d := newDashboard(t, q)
+	id := produce(t, q, codeq.Task{Queue: "mail", Payload: []byte("hello"), Unique: codeq.Unique{Key: "k"}}).String()
+	require.NoError(t, q.SetSchedule(t.Context(), codeq.Schedule{Name: "daily", Cron: "@daily", Task: codeq.Task{Queue: "report", Payload: []byte("hello")}}))
+	at := []string{"-url", d.URL + "/admin/"}
+	type hidden struct{ Hidden bool }
+	lists := [][]string{{"get", id}, {"get", "-queue", "mail", "-key", "k"}, {"ls"}, {"schedules"}}
+	for _, args := range lists {
+		require.NotContains(t, ok(t, with(at, append([]string{"-json"}, args...)...)...), "Hidden")
+	}
+	require.Equal(t, "hello", ok(t, with(at, "get", "-raw", id)...))
+	require.Empty(t, call(t, with(at, "get", id)...).err)
+
+	d.access = codeqweb.Read
+	for _, args := range lists {
+		require.True(t, decoded[hidden](t, with(at, args...)...).Hidden, args)
+	}
+	for _, args := range [][]string{{id}, {"-result", id}, {"-queue", "mail", "-key", "k"}} {
+		r := call(t, with(at, append([]string{"get", "-raw"}, args...)...)...)
+		require.Equal(t, exitDenied, r.code)
+		require.Empty(t, r.out)
+	}
+	r := call(t, with(at, "get", id)...)
+	require.Zero(t, r.code)
+	require.Contains(t, r.err, "does not show the contents of task "+id)
+	require.Contains(t, r.out, "mail")
+	require.Equal(t, exitDenied, call(t, with(at, "ls", "-payload")...).code)
+}
+
+// TestProgramsThatClaim: a program that claims without Run is no worker, wherever the queue is.
+func TestProgramsThatClaim(t *testing.T) {
+	dir := newQueue(t, nil)
+	q, _ := serve(t, dir)
+	produce(t, q, mail(0))
+	_, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"mail"}, Worker: "box", LeaseFor: time.Hour})
+	require.NoError(t, err)
+	for _, at := range [][]string{{"-dir", dir}, {"-url", newDashboard(t, q).URL + "/admin/"}} {
+		require.Empty(t, decoded[infoResult](t, with(at, "info")...).Workers)
+		require.NotContains(t, ok(t, with(at, "info")...), "box")
+		require.Empty(t, decoded[sample](t, with(at, "top", "-n", "1")...).Workers)
+		require.Empty(t, decoded[workersResult](t, with(at, "quiet")...).Workers)
+		require.Equal(t, exitNotFound, call(t, with(at, "quiet", "-dry-run", "box")...).code)
+	}
 }

@@ -42,7 +42,7 @@ var exitMeanings = []struct {
 	{exitInUse, "another process has the directory open, and does not serve it to this one, or the verb needs a closed directory"},
 	{exitDamaged, "stored data is damaged, or of a format that this version does not know"},
 	{exitDenied, "no permission"},
-	{exitNotNow, "not possible now: no leader, no room on the disk, failed storage, too many requests, no process that has the queue open"},
+	{exitNotNow, "not possible now: no leader, no room on the disk, storage that failed or hangs, too many requests, no answer, no process that has the queue open"},
 	{exitUncertain, "it is not known whether the change was made"},
 	{exitEnded, "ended by a signal, or by -timeout"},
 }
@@ -104,6 +104,7 @@ var errorCodes = []struct {
 	{codeq.ErrDiskFull, exitNotNow},
 	{codeq.ErrNotLeader, exitNotNow},
 	{codeq.ErrFailed, exitNotNow},
+	{codeq.ErrStalled, exitNotNow},
 	{codeq.ErrClosed, exitNotNow},
 	{codeq.ErrInvalid, exitUsage},
 	{errors.ErrUnsupported, exitUsage},

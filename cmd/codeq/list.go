@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -32,8 +33,9 @@ func (a *app) lsCommand() *cli.Command {
 
 // pageResult is the JSON output of ls for a page.
 type pageResult struct {
-	Tasks []*codeq.TaskInfo
-	Next  string `json:",omitzero"`
+	Tasks  []*codeq.TaskInfo
+	Next   string `json:",omitzero"`
+	Hidden bool   `json:",omitzero"` // their contents are left out
 }
 
 func (a *app) ls(ctx context.Context, c *cli.Command) error {
@@ -86,7 +88,7 @@ func fullPage(ctx context.Context, v view, opts codeq.PageOptions) (pageResult, 
 		if err != nil {
 			return r, err
 		}
-		r.Tasks, r.Next = append(r.Tasks, p.Tasks...), p.Next
+		r.Tasks, r.Next, r.Hidden = append(r.Tasks, p.Tasks...), p.Next, hides(v)
 		if opts.Cursor = p.Next; p.Next == "" || len(r.Tasks) == limit {
 			return r, nil
 		}
@@ -123,7 +125,8 @@ func (a *app) getCommand() *cli.Command {
 		Name: "get", Category: categorySee, ArgsUsage: "ID... | -queue QUEUE -key KEY",
 		Usage: "show all stored data of tasks",
 		Description: "Shows tasks by their IDs, or the task with an idempotency key. -raw writes only the bytes of the\n" +
-			"payload, but not to a terminal, since they might control it.",
+			"payload, but not to a terminal, since they might control it. A dashboard leaves out the contents\n" +
+			"of tasks if the user may not see them: -json has Hidden then.",
 		Flags: append(keyFlags(),
 			&cli.BoolFlag{Name: "raw", Usage: "write the unchanged payload of the task"},
 			&cli.BoolFlag{Name: "result", Usage: "with -raw, write the result in its place"},
@@ -167,7 +170,7 @@ func (a *app) get(ctx context.Context, c *cli.Command) error {
 			if err != nil {
 				return err
 			}
-			return a.showTask(c, t)
+			return a.showTask(c, t, hides(v))
 		}
 		for i, id := range list {
 			t, err := v.Get(ctx, id)
@@ -179,7 +182,7 @@ func (a *app) get(ctx context.Context, c *cli.Command) error {
 					return err
 				}
 			}
-			if err := a.showTask(c, t); err != nil {
+			if err := a.showTask(c, t, hides(v)); err != nil {
 				return err
 			}
 		}
@@ -209,8 +212,17 @@ func crashes(t *codeq.TaskInfo) string {
 // shownBytes is the number of bytes of a payload that get shows.
 const shownBytes = 4096
 
-func (a *app) showTask(c *cli.Command, t *codeq.TaskInfo) error {
+// taskView is the JSON output of get for a task.
+type taskView struct {
+	*codeq.TaskInfo
+	Hidden bool `json:",omitzero"` // its contents are left out
+}
+
+// showTask shows a task; hidden: without its contents.
+func (a *app) showTask(c *cli.Command, t *codeq.TaskInfo, hidden bool) error {
 	switch {
+	case hidden && c.Bool("raw"):
+		return coded(exitDenied, errors.New("the dashboard does not show payloads and results to this user"))
 	case c.Bool("raw"):
 		b := t.Payload
 		if c.Bool("result") {
@@ -219,7 +231,9 @@ func (a *app) showTask(c *cli.Command, t *codeq.TaskInfo) error {
 		_, err := a.out.Write(b)
 		return err
 	case a.asJSON:
-		return a.json(t)
+		return a.json(taskView{t, hidden})
+	case hidden:
+		a.note("The dashboard does not show the contents of task %s to this user: payload, result, headers, steps and the like.", t.ID)
 	}
 	content := func(b []byte) string {
 		if len(b) <= shownBytes || c.Bool("full") {

@@ -95,7 +95,7 @@ func TestGolden(t *testing.T) {
 	tasks[0].Logs = []codeq.LogLine{{At: noon, Level: slog.LevelWarn, Attempt: 25, Text: hostile}}
 	tasks[0].Steps = []codeq.StepInfo{{Name: "charge", Kind: codeq.StepResult, At: noon, Result: []byte(hostile)}, {Name: "pause", Kind: codeq.StepSleep, At: noon}}
 	list, fields := tasks[0], a.root()
-	require.NoError(t, a.showTask(fields, list))
+	require.NoError(t, a.showTask(fields, list, false))
 	golden(t, "get.txt", out.String())
 
 	out.Reset()

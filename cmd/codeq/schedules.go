@@ -48,7 +48,7 @@ func (a *app) schedulesCommand() *cli.Command {
 				if list == nil {
 					list = []codeq.ScheduleInfo{}
 				}
-				return a.json(struct{ Schedules []codeq.ScheduleInfo }{list})
+				return a.json(schedulesResult{list, hides(v)})
 			}
 			t := newTable("NAME", "WHEN", "ZONE", "QUEUE", "NEXT", "LAST", "ERROR")
 			for i := range list {
@@ -63,6 +63,12 @@ func (a *app) schedulesCommand() *cli.Command {
 		})
 	}
 	return c
+}
+
+// schedulesResult is the JSON output of schedules.
+type schedulesResult struct {
+	Schedules []codeq.ScheduleInfo
+	Hidden    bool `json:",omitzero"` // the contents of their tasks are left out
 }
 
 func (a *app) setSchedule(ctx context.Context, c *cli.Command) error {

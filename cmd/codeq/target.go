@@ -48,6 +48,13 @@ type steerer interface {
 	Undrain(ctx context.Context) error
 }
 
+// hides reports whether the last tasks or schedules of a view came without their contents:
+// payloads, results, headers, metadata, steps, cursors, logs and notes of the progress.
+func hides(v view) bool {
+	r, ok := v.(*remote)
+	return ok && r.hidden
+}
+
 var (
 	_ view    = (*codeq.Reader)(nil)
 	_ steerer = (*codeq.Queue)(nil)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -266,6 +267,59 @@ func TestChangeEnds(t *testing.T) {
 		rest := decoded[bulkResult](t, with(at, "cancel", "-queue", "mail", "-cursor", cursor)...)
 		require.EqualValues(t, n, counts(t, at, "mail").Canceled)
 		require.LessOrEqual(t, part.Changed+rest.Changed, n)
+	})
+}
+
+// endingOutput ends a command with its first output.
+type endingOutput struct {
+	io.Writer
+	end context.CancelFunc
+}
+
+func (e endingOutput) Write(b []byte) (int, error) {
+	e.end()
+	return e.Writer.Write(b)
+}
+
+// TestChangeOfIDsEnds: a change of several IDs or queues that ends early names what is left, and
+// has the exit code of an ended command.
+func TestChangeOfIDsEnds(t *testing.T) {
+	var ids []string
+	fill := func(_ context.Context, q *codeq.Queue) {
+		ids = nil
+		for i := range 3 {
+			ids = append(ids, produce(t, q, mail(i)).String())
+		}
+	}
+	everywhere(t, fill, func(t *testing.T, at ...string) {
+		ending := func(args ...string) done {
+			ctx, end := context.WithCancel(t.Context())
+			var out, errs locked
+			a := &app{out: endingOutput{&out, end}, err: &errs, env: func(string) string { return "" }, now: time.Now, loc: time.UTC}
+			code := a.run(ctx, append([]string{"codeq"}, with(at, args...)...))
+			return done{code, out.String(), errs.String()}
+		}
+		gone := codeq.ID{1}.String()
+		r := ending(append([]string{"cancel", "-dry-run"}, ids...)...)
+		require.Equal(t, exitEnded, r.code, r.err)
+		r = ending("cancel", gone, ids[0], ids[1], ids[2])
+		require.Equal(t, exitEnded, r.code, r.err)
+		require.Equal(t, ids[0]+" canceled\n", r.out)
+		require.Contains(t, r.err, "task "+gone+": not found")
+		for _, left := range ids[1:] {
+			require.Contains(t, r.err, "task "+left+": not reached: context canceled")
+		}
+		require.EqualValues(t, 2, counts(t, at, "mail").Ready)
+
+		r = ending("-json", "cancel", ids[1], ids[2])
+		require.Equal(t, exitEnded, r.code, r.err)
+		var last taskResult
+		require.NoError(t, json.Unmarshal([]byte(r.out[strings.Index(r.out, "\n"):]), &last))
+		require.Equal(t, ids[2], last.ID.String())
+		require.False(t, last.Done)
+		require.Contains(t, last.Error, "not reached")
+
+		require.Equal(t, exitEnded, ending("pause", "mail", "other").code, "nothing of the other one was sent")
 	})
 }
 

@@ -26,6 +26,9 @@ type remote struct {
 	base   *url.URL // of the API, with a "/" at its end
 	header http.Header
 	client *http.Client
+	// hidden: the last tasks or schedules came without their contents, as the user has no right to
+	// see them (Payloads).
+	hidden bool
 }
 
 // dial returns a client of the dashboard of a target. It sends nothing yet.
@@ -58,7 +61,7 @@ func (t *target) dial() (*remote, error) {
 		}
 		return nil
 	}}
-	return &remote{u.JoinPath("api/v1/"), header, client}, nil
+	return &remote{base: u.JoinPath("api/v1/"), header: header, client: client}, nil
 }
 
 // Close ends the connections.
@@ -74,22 +77,44 @@ const maxReply = 1 << 30
 var kinds = map[string]error{
 	"invalid": codeq.ErrInvalid, "not-found": codeq.ErrNotFound, "duplicate": codeq.ErrDuplicate, "not-waiting": codeq.ErrNotWaiting, "not-empty": codeq.ErrNotEmpty,
 	"cannot-lead": codeq.ErrCannotLead, "no-cluster": codeq.ErrNoCluster, "disk-full": codeq.ErrDiskFull, "uncertain": codeq.ErrUncertain,
-	"not-leader": codeq.ErrNotLeader, "not-served": codeq.ErrNotServed, "closed": codeq.ErrClosed, "failed": codeq.ErrFailed,
-	"corrupt": codeq.ErrCorrupt, "format": codeq.ErrFormat, "denied": fs.ErrPermission, "canceled": context.DeadlineExceeded,
+	"not-leader": codeq.ErrNotLeader, "not-served": codeq.ErrNotServed, "closed": codeq.ErrClosed, "failed": codeq.ErrFailed, "stalled": codeq.ErrStalled,
+	"corrupt": codeq.ErrCorrupt, "format": codeq.ErrFormat, "denied": fs.ErrPermission, "host": fs.ErrPermission, "busy": errNoAnswer, "canceled": errNoAnswer,
 }
+
+// errNoAnswer: the dashboard had no time for an answer.
+var errNoAnswer = coded(exitNotNow, errors.New("no answer in time"))
 
 // apiError is an error in an answer of the API.
 type apiError struct {
 	text string
-	is   error
+	is   error      // nil: of a kind that has no error of its own
+	ids  []codeq.ID // of a batch of tasks that is stored in part; zero: that one is not
+}
+
+// errorOfKind returns an error of the API. A change may have been made although its answer is
+// "canceled" or "closed".
+func errorOfKind(kind, text string, change bool) *apiError {
+	if change && (kind == "canceled" || kind == "closed") {
+		return &apiError{text: codeq.ErrUncertain.Error() + ": " + text, is: codeq.ErrUncertain}
+	}
+	return &apiError{text: text, is: kinds[kind]}
 }
 
 func (e *apiError) Error() string { return e.text }
 func (e *apiError) Unwrap() error { return e.is }
 
+// uncertain returns the error of a change that may have been made. It precedes the exit codes in
+// err.
+func uncertain(err error) error {
+	return coded(exitUncertain, fmt.Errorf("%w: %w", codeq.ErrUncertain, err))
+}
+
 // send sends a request. It returns an error if there is no answer, or if the answer is not a
 // success.
 func (r *remote) send(ctx context.Context, method, route string, query url.Values, body any) (*http.Response, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err // nothing was sent
+	}
 	var from io.Reader
 	if body != nil {
 		b, err := json.Marshal(body)
@@ -117,7 +142,7 @@ func (r *remote) send(ctx context.Context, method, route string, query url.Value
 		sent := !errors.As(err, &dial) || dial.Op != "dial"
 		switch {
 		case method == http.MethodPost && sent:
-			return nil, fmt.Errorf("%w: %w", codeq.ErrUncertain, err) // it may have arrived
+			return nil, uncertain(err) // it may have arrived
 		case ctx.Err() != nil:
 			return nil, err
 		}
@@ -132,19 +157,16 @@ func (r *remote) send(ctx context.Context, method, route string, query url.Value
 
 // errorOf reads the error of an answer.
 func errorOf(resp *http.Response) error {
-	var e struct{ Error, Kind string }
+	change := resp.Request.Method == http.MethodPost
+	var e struct {
+		Error, Kind string
+		IDs         []codeq.ID
+	}
 	text, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
 	if err == nil && json.Unmarshal(text, &e) == nil && e.Kind != "" {
-		if is := kinds[e.Kind]; is != nil {
-			return &apiError{e.Error, is}
-		}
-		switch e.Kind {
-		case "busy":
-			return coded(exitNotNow, errors.New(e.Error))
-		case "host":
-			return coded(exitDenied, errors.New(e.Error))
-		}
-		return errors.New(e.Error)
+		of := errorOfKind(e.Kind, e.Error, change)
+		of.ids = e.IDs
+		return of
 	}
 	err = fmt.Errorf("%s %s: %s", resp.Request.Method, resp.Request.URL.Redacted(), resp.Status)
 	switch resp.StatusCode {
@@ -152,10 +174,13 @@ func errorOf(resp *http.Response) error {
 		return coded(exitDenied, err)
 	case http.StatusNotFound:
 		return coded(exitNoQueue, fmt.Errorf("%w: no dashboard is there", err))
+	case http.StatusBadGateway, http.StatusGatewayTimeout:
+		if change {
+			return uncertain(err)
+		}
+		return coded(exitNotNow, err)
 	case http.StatusServiceUnavailable, http.StatusTooManyRequests:
 		return coded(exitNotNow, err)
-	case http.StatusBadGateway, http.StatusGatewayTimeout:
-		return fmt.Errorf("%w: %w", codeq.ErrUncertain, err)
 	}
 	return err
 }
@@ -177,7 +202,7 @@ func (r *remote) do(ctx context.Context, method, route string, query url.Values,
 	if err := json.NewDecoder(io.LimitReader(resp.Body, maxReply)).Decode(reply); err != nil {
 		err = fmt.Errorf("%s: %w", route, err)
 		if method == http.MethodPost {
-			err = fmt.Errorf("%w: %w", codeq.ErrUncertain, err)
+			err = uncertain(err)
 		}
 		return err
 	}
@@ -224,10 +249,14 @@ func (r *remote) FindByKey(ctx context.Context, k codeq.UniqueKey) (*codeq.TaskI
 }
 
 func (r *remote) task(ctx context.Context, route string, query url.Values) (*codeq.TaskInfo, error) {
-	var reply struct{ Task *codeq.TaskInfo }
+	var reply struct {
+		Task   *codeq.TaskInfo
+		Hidden bool
+	}
 	if err := r.get(ctx, route, query, &reply); err != nil {
 		return nil, err
 	}
+	r.hidden = reply.Hidden
 	if reply.Task == nil {
 		return nil, errors.New("the dashboard has answered without a task")
 	}
@@ -259,16 +288,24 @@ func (r *remote) ListPage(ctx context.Context, o codeq.PageOptions) (*codeq.Page
 	if o.Limit != 0 {
 		q.Set("limit", strconv.Itoa(o.Limit))
 	}
-	p := new(codeq.Page)
-	if err := r.get(ctx, "tasks", q, p); err != nil {
+	var reply struct {
+		codeq.Page
+		Hidden bool
+	}
+	if err := r.get(ctx, "tasks", q, &reply); err != nil {
 		return nil, err
 	}
-	return p, nil
+	r.hidden = reply.Hidden
+	return &reply.Page, nil
 }
 
 func (r *remote) Schedules(ctx context.Context) ([]codeq.ScheduleInfo, error) {
-	var reply struct{ Schedules []codeq.ScheduleInfo }
+	var reply struct {
+		Schedules []codeq.ScheduleInfo
+		Hidden    bool
+	}
 	err := r.get(ctx, "schedules", nil, &reply)
+	r.hidden = reply.Hidden
 	return reply.Schedules, err
 }
 
@@ -283,13 +320,17 @@ func (r *remote) StorageStats() (*codeq.StorageStats, error) {
 	return s, err
 }
 
-// ProduceBatch returns the same errors as codeq.Queue.ProduceBatch.
+// ProduceBatch returns the same IDs and errors as codeq.Queue.ProduceBatch; but if only a part is
+// stored, one error is that of the whole rest.
 func (r *remote) ProduceBatch(ctx context.Context, tasks []codeq.Task) ([]codeq.ID, error) {
 	var reply struct {
 		IDs        []codeq.ID
 		Duplicates []*codeq.DuplicateError
 	}
 	if err := r.post(ctx, "tasks", nil, struct{ Tasks []codeq.Task }{tasks}, &reply); err != nil {
+		if e, ok := errors.AsType[*apiError](err); ok && len(e.ids) == len(tasks) {
+			return e.ids, err
+		}
 		return nil, err
 	}
 	if len(reply.Duplicates) == 0 {
@@ -338,13 +379,10 @@ type bulkJob struct {
 
 // err returns the error of the job.
 func (j *bulkJob) err() error {
-	switch {
-	case j.Error == "":
+	if j.Error == "" {
 		return nil
-	case kinds[j.Kind] != nil:
-		return &apiError{j.Error, kinds[j.Kind]}
 	}
-	return errors.New(j.Error)
+	return errorOfKind(j.Kind, j.Error, true)
 }
 
 // bulkWait bounds the time that one request waits for the end of a job.
@@ -380,7 +418,7 @@ func (r *remote) Bulk(ctx context.Context, o codeq.BulkOptions) (codeq.BulkResul
 			continue
 		}
 		if ctx.Err() == nil {
-			return job.Result, fmt.Errorf("%w: bulk %s: %w", codeq.ErrUncertain, job.ID, err)
+			return job.Result, uncertain(fmt.Errorf("bulk %s: %w", job.ID, err))
 		}
 		late, stop := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer stop()
@@ -389,7 +427,7 @@ func (r *remote) Bulk(ctx context.Context, o codeq.BulkOptions) (codeq.BulkResul
 			stopped = r.get(late, "bulk", of("id", job.ID, "wait", "5s"), &job)
 		}
 		if stopped != nil || job.Ended.IsZero() {
-			return job.Result, fmt.Errorf("%w: bulk %s: %w", codeq.ErrUncertain, job.ID, ctx.Err())
+			return job.Result, uncertain(fmt.Errorf("bulk %s: %w", job.ID, ctx.Err()))
 		}
 		return job.Result, errors.Join(job.err(), ctx.Err())
 	}
@@ -448,10 +486,21 @@ func (r *remote) TriggerSchedule(ctx context.Context, name string) (codeq.ID, er
 	return reply.ID, err
 }
 
-func (r *remote) Workers(ctx context.Context) ([]codeq.WorkerInfo, error) {
-	var reply struct{ Workers []codeq.WorkerInfo }
-	err := r.get(ctx, "workers", nil, &reply)
-	return reply.Workers, err
+// Workers leaves out programs that claim by themselves, as codeq.Queue.Workers does.
+func (r *remote) Workers(ctx context.Context) (list []codeq.WorkerInfo, err error) {
+	var reply struct {
+		Workers []struct {
+			codeq.WorkerInfo
+			Claims bool
+		}
+	}
+	err = r.get(ctx, "workers", nil, &reply)
+	for _, w := range reply.Workers {
+		if !w.Claims {
+			list = append(list, w.WorkerInfo)
+		}
+	}
+	return list, err
 }
 
 func (r *remote) QuietWorkers(ctx context.Context, name string) error {

@@ -108,6 +108,7 @@ func TestRefusedTasks(t *testing.T) {
 		"Task.Group":           func(task *codeq.Task) { task.Group = long },
 		"Task.LimitKey":        func(task *codeq.Task) { task.LimitKey = "\xff" },
 		"Task.Headers":         func(task *codeq.Task) { task.Headers = map[string]string{"a": "\xff"} },
+		"Task.Headers of é":    func(task *codeq.Task) { task.Headers = map[string]string{"k\xc3": "\xa9v"} }, // half in each
 		"Task.Payload":         func(task *codeq.Task) { task.Payload = make([]byte, 1<<20+1) },
 		"Task.Priority":        func(task *codeq.Task) { task.Priority = 10 },
 		"Task.MaxAttempts":     func(task *codeq.Task) { task.MaxAttempts = -1 },
