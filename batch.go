@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +12,7 @@ import (
 
 // BatchOptions are the options of [HandleBatch]. A zero field means its documented default.
 type BatchOptions struct {
-	Max int // how many tasks a batch has at the most, up to [Limits.Batch]. Default: 100.
+	Max int // how many tasks a batch has at the most, up to [Limits.Batch]. Default: 100, or that limit.
 	// Linger is how long a batch waits for more tasks after its first claim, up to a minute, and
 	// less than a third of [RunOptions.LeaseFor]. Default 0: it takes those that are ready.
 	Linger time.Duration
@@ -48,9 +49,6 @@ func HandleBatch[T any](m *Mux, queue string, o BatchOptions, h func(context.Con
 	enc := m.check("HandleBatch", queue, h == nil, opts)
 	if o.Linger < 0 || o.Linger > maxLinger {
 		m.refuse(&InvalidError{"BatchOptions.Linger of queue " + strconv.Quote(queue), o.Linger, fmt.Sprint("0 to ", maxLinger)})
-	}
-	if o.Max == 0 {
-		o.Max = defaultBatch
 	}
 	m.handlers[queue] = func(context.Context, *Lease, *taskContext) error { return errTakesBatches }
 	if m.batches == nil {
@@ -93,15 +91,16 @@ type batchHandler struct {
 	call func(context.Context, []*taskContext) []error
 }
 
-// check refuses options that do not suit those of a Run.
-func (h *batchHandler) check(queue string, o *RunOptions, l *Limits) error {
+// of returns the handler for a Run. It refuses options that do not suit those of the Run.
+func (h batchHandler) of(queue string, o *RunOptions, l *Limits) (*batchHandler, error) {
 	if h.Max < 0 || h.Max > l.Batch {
-		return &InvalidError{"BatchOptions.Max of queue " + strconv.Quote(queue), h.Max, atMostTasks(l.Batch)}
+		return nil, &InvalidError{"BatchOptions.Max of queue " + strconv.Quote(queue), h.Max, atMostTasks(l.Batch)}
 	}
 	if third := o.LeaseFor / 3; h.Linger >= third {
-		return &InvalidError{"BatchOptions.Linger of queue " + strconv.Quote(queue), h.Linger, fmt.Sprintf("less than %v, a third of LeaseFor", third)}
+		return nil, &InvalidError{"BatchOptions.Linger of queue " + strconv.Quote(queue), h.Linger, fmt.Sprintf("less than %v, a third of LeaseFor", third)}
 	}
-	return nil
+	h.Max = cmp.Or(h.Max, min(defaultBatch, l.Batch))
+	return &h, nil
 }
 
 func (j *Job[T]) decodeContained() (err error) {

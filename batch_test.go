@@ -505,7 +505,7 @@ func TestBatchRefused(t *testing.T) {
 			`BatchOptions.Linger of queue "d"`: func(m *codeq.Mux) {
 				codeq.HandleBatch(m, "d", codeq.BatchOptions{Max: 1, Linger: 10 * time.Second}, note)
 			},
-			`BatchOptions.Max of queue "b"`:        func(m *codeq.Mux) { codeq.HandleBatch(m, "b", codeq.BatchOptions{}, note) },
+			`BatchOptions.Max of queue "b"`:        func(m *codeq.Mux) { codeq.HandleBatch(m, "b", codeq.BatchOptions{Max: 51}, note) },
 			`BatchOptions.Max of queue "negative"`: func(m *codeq.Mux) { codeq.HandleBatch(m, "negative", codeq.BatchOptions{Max: -1}, note) },
 			`Use`:                                  func(m *codeq.Mux) { m.Use(func(next codeq.Handler) codeq.Handler { return next }) },
 		} {
@@ -517,6 +517,19 @@ func TestBatchRefused(t *testing.T) {
 			require.ErrorAs(t, err, &invalid, field)
 			require.Equal(t, field, invalid.Field)
 		}
+	})
+}
+
+// TestBatchMax: without Max, a batch has as many tasks as the limit of batches permits.
+func TestBatchMax(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Limits: codeq.Limits{Batch: 50}}, func(t *testing.T, q *codeq.Queue) {
+		queuetest.Produce(t, q, numbered(t, 50, nil)...)
+		queuetest.Produce(t, q, numbered(t, 50, nil)...)
+		var log batchLog
+		stop := runBatches(t, q, codeq.BatchOptions{}, codeq.RunOptions{Concurrency: 1}, log.note)
+		time.Sleep(time.Second)
+		require.NoError(t, stop())
+		require.Equal(t, []int{50, 50}, log.sizes())
 	})
 }
 

@@ -49,12 +49,12 @@ func newBatches(r *runner, handlers map[string]*batchHandler) (*batches, error) 
 	bs := &batches{Batches: workerpool.NewBatches[batchKey, engine.Receipt, *batchTask](), handlers: make(map[string]*batchHandler)}
 	least, only := 0, true
 	for _, queue := range r.opts.Queues {
-		h := handlers[queue]
-		if h == nil {
+		if handlers[queue] == nil {
 			only = false
 			continue
 		}
-		if err := h.check(queue, &r.opts, &r.queue.opts.Limits); err != nil {
+		h, err := handlers[queue].of(queue, &r.opts, &r.queue.opts.Limits)
+		if err != nil {
 			return nil, err
 		}
 		bs.handlers[queue], bs.grouped = h, bs.grouped || h.By != nil
