@@ -280,7 +280,7 @@ type shownTasks struct {
 // tasksParams are the parameters of apiTasks.
 const tasksParams = "state+ queue kind tenant+ group key error text contents from to limit cursor newest payloads"
 
-func (d *Dashboard) apiTasks(ctx context.Context, r *request) (any, error) {
+func (d *Dashboard) apiTasks(_ context.Context, r *request) (any, error) {
 	p := r.params
 	filter, err := d.filterOf(r)
 	if err != nil {
@@ -299,20 +299,11 @@ func (d *Dashboard) apiTasks(ctx context.Context, r *request) (any, error) {
 		}
 		opts.NoPayload = false
 	}
-	shows := !opts.NoPayload
-	opts.NoPayload = opts.NoPayload && (filter.Text == "" || d.opts.Redact == nil)
-	tasks, err := d.q.ListPage(ctx, opts)
+	tasks, err := d.list(r, opts)
 	if err != nil {
 		return nil, err
 	}
-	shown := shownTasks{Tasks: []*codeq.TaskInfo{}, Next: tasks.Next, Scanned: tasks.Scanned, Hidden: !r.access.Has(Payloads)}
-	for _, t := range d.shownWith(r, tasks.Tasks, &filter) {
-		if !shows {
-			t.Payload, t.Result = nil, nil
-		}
-		shown.Tasks = append(shown.Tasks, t)
-	}
-	return shown, nil
+	return shownTasks{append([]*codeq.TaskInfo{}, tasks.Tasks...), tasks.Next, tasks.Scanned, !r.access.Has(Payloads)}, nil
 }
 
 // shownTask is one task without the parts that this request may not see.

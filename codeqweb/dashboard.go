@@ -2,6 +2,7 @@ package codeqweb
 
 import (
 	"context"
+	"crypto/cipher"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -46,7 +47,12 @@ type Options struct {
 	// Progress, Result, LastError or History. If it changes LastError, the errors in History that
 	// it leaves are hidden. It may replace these slices and maps, but must not write into them,
 	// except into History. Tasks of schedules have no ID. Tasks of events have ID, Queue, Tenant,
-	// Attempts, LastError and Progress only. Default: all is shown that Access allows.
+	// Attempts, LastError and Progress only.
+	//
+	// The filter of a list selects by what Redact leaves: so more tasks are read, and Redact is
+	// called for those that are not shown, too. Cursors are encrypted: one is good for the
+	// Dashboard that has made it, and not after its process. Default: all is shown that Access
+	// allows.
 	Redact func(*codeq.TaskInfo)
 	// Format returns a payload or a result as text for a page, such as the JSON form of a message;
 	// "": use the default. Default: JSON is indented, other text is unchanged, everything else is
@@ -60,6 +66,8 @@ type Dashboard struct {
 	q     *codeq.Queue
 	opts  Options
 	cross *http.CrossOriginProtection
+	// sealer encrypts cursors for viewers, with Options.Redact: cursor.go.
+	sealer cipher.AEAD
 
 	ctx     context.Context // ends with Close, or with the queue
 	end     context.CancelFunc
@@ -105,7 +113,7 @@ const (
 // local socket.
 func Handler(q *codeq.Queue, opts *Options) *Dashboard {
 	d := &Dashboard{
-		q: q, cross: http.NewCrossOriginProtection(),
+		q: q, cross: http.NewCrossOriginProtection(), sealer: newSealer(),
 		busy: make(chan struct{}, maxBusy), large: make(chan struct{}, maxLarge), searches: make(chan struct{}, maxSearches), kin: newSearchCache[foundChildren](), flows: newSearchCache[*flow](),
 	}
 	if opts != nil {
