@@ -48,10 +48,8 @@ var actions = map[string]*action{
 		}
 		return q.SetPriority(ctx, id, priority)
 	}),
-	"task/clone": {Act, "The task was produced again, as this one.", "tasks", "id at priority queue", (*Dashboard).clone},
-	"release-key": {Act, "The key was released.", "tasks", keyParams, func(d *Dashboard, ctx context.Context, p url.Values) (any, error) {
-		return nothing{}, d.q.ReleaseKey(ctx, keyParam(p))
-	}},
+	"task/clone":       {Act, "The task was produced again, as this one.", "tasks", "id at priority queue", (*Dashboard).clone},
+	"release-key":      {Act, "The key was released.", "tasks", keyParams, (*Dashboard).releaseKey},
 	"pause":            {Admin, "The queue is paused.", "", "queue", pausing((*codeq.Queue).Pause)},
 	"resume":           {Admin, "The queue goes on.", "", "queue", pausing((*codeq.Queue).Resume)},
 	"queue/delete":     {Admin, "The queue was deleted.", "", "queue", named("queue", (*codeq.Queue).DeleteQueue)},

@@ -318,11 +318,47 @@ func (d *Dashboard) apiTask(_ context.Context, r *request) (any, error) {
 }
 
 func (d *Dashboard) apiFind(ctx context.Context, r *request) (any, error) {
-	t, err := d.q.FindByKey(ctx, keyParam(r.params))
+	t, err := d.findByKey(ctx, keyParam(r.params))
+	if err != nil {
+		return nil, noKey(err)
+	}
+	return shownTask{r.hide(t), !r.access.Has(Payloads)}, nil
+}
+
+// errNoKey is the refusal of a key that no task has, and of one that Options.Redact hides.
+var errNoKey = &refusal{http.StatusNotFound, "not-found", "no task has this idempotency key"}
+
+// noKey returns an error about a key; errNoKey for any that matches codeq.ErrNotFound.
+func noKey(err error) error {
+	if errors.Is(err, codeq.ErrNotFound) {
+		return errNoKey
+	}
+	return err
+}
+
+// findByKey returns the task that has a key, as Options.Redact leaves it; errNoKey: without that
+// key.
+func (d *Dashboard) findByKey(ctx context.Context, k codeq.UniqueKey) (*codeq.TaskInfo, error) {
+	t, err := d.q.FindByKey(ctx, k)
 	if err != nil {
 		return nil, err
 	}
-	return shownTask{d.shown(r, t), !r.access.Has(Payloads)}, nil
+	t = d.redacted(t)
+	if k != (codeq.UniqueKey{Queue: t.Queue, Tenant: t.Tenant, Group: t.Group, LimitKey: t.LimitKey, Key: t.Unique.Key}) {
+		return nil, errNoKey
+	}
+	return t, nil
+}
+
+// releaseKey releases a key, unless Options.Redact hides it.
+func (d *Dashboard) releaseKey(ctx context.Context, p url.Values) (any, error) {
+	k := keyParam(p)
+	if d.opts.Redact != nil {
+		if _, err := d.findByKey(ctx, k); err != nil && !errors.Is(err, codeq.ErrNotFound) {
+			return nil, err
+		}
+	}
+	return nothing{}, noKey(d.q.ReleaseKey(ctx, k))
 }
 
 func (d *Dashboard) apiChildren(ctx context.Context, r *request) (any, error) {

@@ -107,11 +107,12 @@ func (b *bulks) stop(ctx context.Context, id string) (job, error) {
 
 // startBulk begins a bulk change.
 func (d *Dashboard) startBulk(r *request, opts codeq.BulkOptions, expected int) (*runningJob, error) {
-	if opts.Text != "" && d.opts.Redact != nil { // the number of its tasks would reveal hidden parts
-		return nil, invalid("text", "empty: the application hides parts of tasks")
-	}
 	if opts.Contents && !r.access.Has(Payloads) {
 		return nil, errDenied
+	}
+	filter := opts.TaskFilter
+	if err := d.selectShown(&opts); err != nil {
+		return nil, err
 	}
 	b := &d.bulks
 	ctx, cancel := context.WithCancel(d.ctx)
@@ -125,7 +126,7 @@ func (d *Dashboard) startBulk(r *request, opts codeq.BulkOptions, expected int) 
 	b.number++
 	j := &runningJob{stop: cancel, ended: make(chan struct{})}
 	j.job = job{
-		ID: strconv.Itoa(b.number), Action: opts.Action, Filter: opts.TaskFilter, Priority: opts.Priority, ToQueue: opts.ToQueue,
+		ID: strconv.Itoa(b.number), Action: opts.Action, Filter: filter, Priority: opts.Priority, ToQueue: opts.ToQueue,
 		Rate: opts.Rate, DryRun: opts.DryRun, Started: time.Now(), Expected: expected,
 	}
 	if b.jobs = append(b.jobs, j); len(b.jobs) > bulksKept { // at most bulksRunning of them run
@@ -150,6 +151,28 @@ func (d *Dashboard) startBulk(r *request, opts codeq.BulkOptions, expected int) 
 	return j, nil
 }
 
+// selectShown makes a bulk change select by what Options.Redact leaves, as a list does, and opens
+// its cursor.
+func (d *Dashboard) selectShown(opts *codeq.BulkOptions) (err error) {
+	if d.opts.Redact == nil {
+		return nil
+	}
+	filter := opts.TaskFilter
+	if err := checkText(&filter); err != nil {
+		return err
+	}
+	if opts.Cursor, err = d.openCursor(opts.Cursor, bulkName(opts.Action, &filter)); err != nil {
+		return err
+	}
+	if opts.TaskFilter = unhidden(filter); isNarrow(&filter) {
+		opts.Match = func(t *codeq.TaskInfo) bool {
+			found, _ := matches(d.redacted(t), &filter)
+			return found
+		}
+	}
+	return nil
+}
+
 func (d *Dashboard) runBulk(ctx context.Context, j *runningJob, opts codeq.BulkOptions) {
 	opts.Progress = func(r codeq.BulkResult) { j.seen.Store(int64(r.Matched)) }
 	result, err := d.q.Bulk(ctx, opts)
@@ -164,6 +187,7 @@ func (d *Dashboard) endBulk(j *runningJob, result codeq.BulkResult, err error) {
 	if !j.job.Ended.IsZero() {
 		return
 	}
+	result.Next = d.sealCursor(result.Next, bulkName(j.job.Action, &j.job.Filter))
 	j.job.Result, j.job.Ended = &result, time.Now()
 	if err != nil {
 		e := refusalOf(err)

@@ -49,10 +49,11 @@ type Options struct {
 	// except into History. Tasks of schedules have no ID. Tasks of events have ID, Queue, Tenant,
 	// Attempts, LastError and Progress only.
 	//
-	// The filter of a list selects by what Redact leaves: so more tasks are read, and Redact is
-	// called for those that are not shown, too. Cursors are encrypted: one is good for the
-	// Dashboard that has made it, and not after its process. Default: all is shown that Access
-	// allows.
+	// The filter of a list or a bulk change selects by what Redact leaves, and so do idempotency
+	// keys: more tasks are read, and Redact is called for those that are not shown, too. A bulk
+	// change by Queue, States and times alone is of all such tasks. Produce still refuses a key
+	// that is taken. Cursors are encrypted: one is good for the Dashboard that has made it, and not
+	// after its process. Default: all is shown that Access allows.
 	Redact func(*codeq.TaskInfo)
 	// Format returns a payload or a result as text for a page, such as the JSON form of a message;
 	// "": use the default. Default: JSON is indented, other text is unchanged, everything else is

@@ -176,6 +176,9 @@ func TestSealedCursors(t *testing.T) {
 	require.NotEqual(t, cursor, again)
 	require.Equal(t, http.StatusOK, s.do(request(http.MethodGet, list+"&cursor="+cursor, nil)).Code)
 
+	other, _ := next(s, "/api/v1/tasks?limit=1&state=ready&state=dead")
+	require.Equal(t, http.StatusBadRequest, s.api(http.MethodPost, "bulk", `{"Action": "redrive", "States": ["dead"], "Cursor": "`+other+`"}`, nil))
+
 	later := codeqweb.Handler(s.q, &codeqweb.Options{Redact: redactAll})
 	defer func() { require.NoError(t, later.Close()) }()
 	for path, s := range map[string]*site{
@@ -185,4 +188,104 @@ func TestSealedCursors(t *testing.T) {
 		require.Equal(t, http.StatusBadRequest, w.Code, path)
 		require.Contains(t, w.Body.String(), "since the start of its process", path)
 	}
+}
+
+// TestKeysRevealNothing: a key that Options.Redact hides is as one that no task has, and is not
+// released.
+func TestKeysRevealNothing(t *testing.T) {
+	t.Parallel()
+	for part, redact := range map[string]func(*codeq.TaskInfo){
+		"Key":      func(task *codeq.TaskInfo) { task.Unique = codeq.Unique{} },
+		"Tenant":   func(task *codeq.TaskInfo) { task.Tenant = "" },
+		"Group":    func(task *codeq.TaskInfo) { task.Group = "" },
+		"LimitKey": func(task *codeq.TaskInfo) { task.LimitKey = "" },
+		"Queue":    func(task *codeq.TaskInfo) { task.Queue = "" },
+	} {
+		t.Run(part, func(t *testing.T) {
+			opts := as(codeqweb.All)
+			opts.Redact = func(task *codeq.TaskInfo) {
+				if string(task.Payload) == "secret" {
+					redact(task)
+				}
+			}
+			s := open(t, codeq.Options{Shards: 1}, opts)
+			key := func(word string) string {
+				return url.Values{"queue": {"a"}, "tenant": {word}, "group": {"g"}, "limit-key": {"l"}, "key": {word}}.Encode()
+			}
+			for _, word := range []string{"secret", "shown"} {
+				s.produce(codeq.Task{Queue: "a", Tenant: word, Group: "g", LimitKey: "l", Unique: codeq.Unique{Key: word}, Payload: []byte(word)})
+			}
+			for method, path := range map[string]string{http.MethodGet: "/api/v1/find?", http.MethodPost: "/api/v1/release-key?"} {
+				hidden, none := s.do(request(method, path+key("secret"), nil)), s.do(request(method, path+key("sacred"), nil))
+				require.Equal(t, http.StatusNotFound, hidden.Code, path)
+				require.Equal(t, none.Body.String(), hidden.Body.String(), path)
+			}
+			stored, err := s.q.FindByKey(t.Context(), codeq.UniqueKey{Queue: "a", Tenant: "secret", Group: "g", LimitKey: "l", Key: "secret"})
+			require.NoError(t, err)
+			require.Equal(t, "secret", stored.Unique.Key)
+			require.Contains(t, s.get("/api/v1/find?"+key("shown")), `"Key":"shown"`)
+			require.Equal(t, http.StatusOK, s.do(request(http.MethodPost, "/api/v1/release-key?"+key("shown"), nil)).Code)
+		})
+	}
+}
+
+// TestBulkRevealsNothing: a bulk change neither counts nor alters tasks by a part that
+// Options.Redact removes. It goes on by the parts that are shown, and by queue and state.
+func TestBulkRevealsNothing(t *testing.T) {
+	t.Parallel()
+	s, guesses := secrets(t, redactAll)
+	bulk := func(filter url.Values, dry string) codeq.BulkResult {
+		p := url.Values{"action": {"purge"}, "state": {"dead", "done"}, "queue": {"a"}, "dry": {dry}}
+		for name, value := range filter {
+			p[name] = value
+		}
+		_, id, _ := strings.Cut(s.post("/bulk?"+p.Encode()), "id=")
+		var j jsonJob
+		require.Equal(t, http.StatusOK, s.api(http.MethodGet, "bulk?wait=10s&id="+id, "", &j))
+		require.Empty(t, j.Error)
+		return *j.Result
+	}
+	with := func(of url.Values, word string) url.Values {
+		p, err := url.ParseQuery(guess(of, word))
+		require.NoError(t, err)
+		return p
+	}
+	for _, of := range guesses {
+		require.Zero(t, bulk(with(of, "secret"), "true").Matched, of)
+		require.Zero(t, bulk(with(of, "secret"), "false").Changed, of)
+		require.Positive(t, bulk(with(of, "shown"), "true").Matched, of)
+	}
+	require.Equal(t, 6, bulk(nil, "true").Matched)
+	require.Equal(t, 1, bulk(url.Values{"error": {"shown-error"}}, "false").Changed)
+	require.Equal(t, 5, bulk(nil, "false").Changed)
+}
+
+// TestSealedBulkCursor: with Options.Redact a change that was stopped has a cursor without names,
+// and another change goes on with it.
+func TestSealedBulkCursor(t *testing.T) {
+	t.Parallel()
+	opts := as(codeqweb.All)
+	opts.Redact = func(task *codeq.TaskInfo) { task.Tenant = "" }
+	s := open(t, codeq.Options{Shards: 1}, opts)
+	for range 3 {
+		s.produce(codeq.Task{Queue: "a", Tenant: "secret"})
+	}
+	var j jsonJob
+	const body = `{"Action": "cancel", "States": ["ready"], "Queue": "a", "Rate": %s, "Cursor": "%s"}`
+	require.Equal(t, http.StatusAccepted, s.api(http.MethodPost, "bulk", fmt.Sprintf(body, "0.01", ""), &j))
+	require.Eventually(t, func() bool {
+		tasks, err := s.q.ListPage(t.Context(), codeq.PageOptions{TaskFilter: codeq.TaskFilter{States: []codeq.State{codeq.Ready}}})
+		return err == nil && len(tasks.Tasks) == 2
+	}, 10*time.Second, time.Millisecond)
+	require.Equal(t, http.StatusOK, s.api(http.MethodPost, "bulk/stop?id="+j.ID, "", &j))
+	next := j.Result.Next
+	b, err := base64.RawURLEncoding.DecodeString(next)
+	require.NoError(t, err)
+	require.NotEmpty(t, b)
+	require.NotContains(t, string(b), "secret")
+	j = jsonJob{}
+	require.Equal(t, http.StatusAccepted, s.api(http.MethodPost, "bulk", fmt.Sprintf(body, "0", next), &j))
+	require.Equal(t, http.StatusOK, s.api(http.MethodGet, "bulk?wait=10s&id="+j.ID, "", &j))
+	require.Empty(t, j.Error)
+	require.Equal(t, 2, j.Result.Changed)
 }
