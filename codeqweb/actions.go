@@ -31,7 +31,14 @@ type idOnly struct{ ID codeq.ID }
 var actions = map[string]*action{
 	"task/cancel": onTask("The task was canceled.", (*codeq.Queue).Cancel),
 	"task/redrive": setsTask("The dead letter was redriven.", "id step", func(q *codeq.Queue, ctx context.Context, id codeq.ID, p url.Values) error {
-		return q.RedriveDeadFrom(ctx, id, p.Get("step"))
+		step := p.Get("step")
+		if p.Has("escaped-step") { // of the page: a form changes line ends
+			var err error
+			if step, err = url.QueryUnescape(p.Get("escaped-step")); err != nil {
+				return invalid("escaped-step", "an escaped name")
+			}
+		}
+		return q.RedriveDeadFrom(ctx, id, step)
 	}),
 	"task/forget": onTask("The task was deleted.", (*codeq.Queue).Forget),
 	"task/run-at": setsTask("The time of the task was changed.", "id at", func(q *codeq.Queue, ctx context.Context, id codeq.ID, p url.Values) error {

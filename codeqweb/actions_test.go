@@ -2,6 +2,7 @@ package codeqweb_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"html"
 	"maps"
@@ -11,6 +12,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -494,4 +496,30 @@ func TestRunAtYears(t *testing.T) {
 	s.post("/task/run-at?id="+id.String(), "at", "1970-01-01T00:00")
 	s.post("/task/run-at?id="+id.String(), "at", "")
 	require.Contains(t, s.get("/tasks?state=ready"), id.String())
+}
+
+// TestRedriveFromStep: the form of a dead letter sends the exact name of a step.
+func TestRedriveFromStep(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"charge", "charge  the\ncard\r\t+%41&\"", strings.Repeat("é", 64), "zero\x00width\u200b"} {
+		s := open(t, codeq.Options{Shards: 1}, as(codeqweb.All))
+		var runs atomic.Int64
+		s.work("w", "a", func(ctx context.Context, _ *codeq.Job[[]byte]) error {
+			_, err := codeq.Step(ctx, name, func(context.Context) (int64, error) { return runs.Add(1), nil })
+			return errors.Join(err, errors.New("bad"))
+		})
+		id := s.produce(codeq.Task{Queue: "a", MaxAttempts: 1})
+		dies := func() {
+			require.Eventually(t, func() bool { return s.task(id).State == codeq.Dead }, 10*time.Second, time.Millisecond)
+		}
+		dies()
+		option := regexp.MustCompile(`<select name="([^"]*)"[^>]*><option value="">[^<]*</option><option value="([^"]*)">`).FindStringSubmatch(s.get("/task?id=" + id.String()))
+		require.NotNil(t, option)
+		value := html.UnescapeString(option[2])
+		require.Regexp(t, `^[ -~]+$`, value, "no browser changes it")
+		s.post("/task/redrive?id="+id.String(), option[1], value)
+		require.Eventually(t, func() bool { return runs.Load() == 2 }, 10*time.Second, time.Millisecond)
+		dies()
+		require.Equal(t, http.StatusBadRequest, s.do(request(http.MethodPost, "/task/redrive?id="+id.String(), form(option[1], "%"))).Code)
+	}
 }
