@@ -498,6 +498,32 @@ func TestRunAtYears(t *testing.T) {
 	require.Contains(t, s.get("/tasks?state=ready"), id.String())
 }
 
+// TestDryRunWithCursor: the form after a dry run alters the tasks that were counted, those behind
+// the cursor.
+func TestDryRunWithCursor(t *testing.T) {
+	t.Parallel()
+	s := open(t, codeq.Options{Shards: 1}, as(codeqweb.All))
+	for range 5 {
+		s.dead(codeq.Task{Queue: "a"}, "e")
+	}
+	var list codeq.Page
+	require.Equal(t, http.StatusOK, s.api(http.MethodGet, "tasks?queue=a&state=dead&limit=3", "", &list))
+	var j jsonJob
+	body := `{"Action": "purge", "States": ["dead"], "Queue": "a", "DryRun": true, "Cursor": "` + list.Next + `"}`
+	require.Equal(t, http.StatusAccepted, s.api(http.MethodPost, "bulk", body, &j))
+	require.Equal(t, http.StatusOK, s.api(http.MethodGet, "bulk?wait=10s&id="+j.ID, "", &j))
+	require.Equal(t, 2, j.Result.Matched)
+	again := regexp.MustCompile(`id="really"[^>]* action="([^"]*)"`).FindStringSubmatch(s.get("/bulk?id=" + j.ID))
+	require.NotNil(t, again)
+	_, id, _ := strings.Cut(s.post("/"+html.UnescapeString(again[1])), "id=")
+	j = jsonJob{}
+	require.Equal(t, http.StatusOK, s.api(http.MethodGet, "bulk?wait=10s&id="+id, "", &j))
+	require.Equal(t, 2, j.Result.Changed)
+	for _, task := range list.Tasks {
+		require.Equal(t, codeq.Dead, s.task(task.ID).State)
+	}
+}
+
 // TestRedriveFromStep: the form of a dead letter sends the exact name of a step.
 func TestRedriveFromStep(t *testing.T) {
 	t.Parallel()

@@ -32,6 +32,7 @@ type job struct {
 	ToQueue  string  `json:",omitzero"`
 	Rate     float64 `json:",omitzero"`
 	DryRun   bool    `json:",omitzero"`
+	Cursor   string  `json:",omitzero"` // where it began
 	Started  time.Time
 	Ended    time.Time         `json:",omitzero"` // zero: it runs
 	Seen     int               // selected so far
@@ -110,7 +111,7 @@ func (d *Dashboard) startBulk(r *request, opts codeq.BulkOptions, expected int) 
 	if opts.Contents && !r.access.Has(Payloads) {
 		return nil, errDenied
 	}
-	filter := opts.TaskFilter
+	filter, cursor := opts.TaskFilter, opts.Cursor
 	if err := d.selectShown(&opts); err != nil {
 		return nil, err
 	}
@@ -127,7 +128,7 @@ func (d *Dashboard) startBulk(r *request, opts codeq.BulkOptions, expected int) 
 	j := &runningJob{stop: cancel, ended: make(chan struct{})}
 	j.job = job{
 		ID: strconv.Itoa(b.number), Action: opts.Action, Filter: filter, Priority: opts.Priority, ToQueue: opts.ToQueue,
-		Rate: opts.Rate, DryRun: opts.DryRun, Started: time.Now(), Expected: expected,
+		Rate: opts.Rate, DryRun: opts.DryRun, Cursor: cursor, Started: time.Now(), Expected: expected,
 	}
 	if b.jobs = append(b.jobs, j); len(b.jobs) > bulksKept { // at most bulksRunning of them run
 		n := slices.IndexFunc(b.jobs, func(old *runningJob) bool { return !old.job.Ended.IsZero() })
@@ -262,7 +263,7 @@ func (d *Dashboard) bulkForm(w http.ResponseWriter, r *request) error {
 	if err != nil {
 		return err
 	}
-	opts := codeq.BulkOptions{TaskFilter: filter, ToQueue: p.Get("to-queue"), DryRun: p.Get("dry") == "true"}
+	opts := codeq.BulkOptions{TaskFilter: filter, ToQueue: p.Get("to-queue"), DryRun: p.Get("dry") == "true", Cursor: p.Get("cursor")}
 	if err := opts.Action.UnmarshalText([]byte(p.Get("action"))); err != nil {
 		return err
 	}
@@ -334,6 +335,7 @@ func (d *Dashboard) bulkPage(w http.ResponseWriter, r *request) error {
 		v.Again.Set("action", v.Job.Action.String())
 		v.Again.Set("to-priority", strconv.Itoa(v.Job.Priority))
 		v.Again.Set("to-queue", v.Job.ToQueue)
+		v.Again.Set("cursor", v.Job.Cursor)
 		v.Again.Set("expected", strconv.Itoa(v.Job.Result.Matched))
 		if v.Job.Rate > 0 {
 			v.Again.Set("rate", strconv.FormatFloat(v.Job.Rate, 'g', -1, 64))
