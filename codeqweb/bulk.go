@@ -52,7 +52,7 @@ type runningJob struct {
 
 // bulks are the jobs of a dashboard.
 type bulks struct {
-	mu      sync.Mutex // guards the following, and runningJob.job
+	mu      sync.Mutex // guards the following, and runningJob.job; held while a job begins
 	number  int
 	running int
 	jobs    []*runningJob // the oldest first
@@ -117,6 +117,8 @@ func (d *Dashboard) startBulk(r *request, opts codeq.BulkOptions, expected int) 
 	}
 	b := &d.bulks
 	ctx, cancel := context.WithCancel(d.ctx)
+	later := r.Clone(context.WithoutCancel(r.Context())) // for the audit entries
+	later.Body = http.NoBody
 	b.mu.Lock()
 	if b.running >= bulksRunning || d.ctx.Err() != nil {
 		b.mu.Unlock()
@@ -134,9 +136,6 @@ func (d *Dashboard) startBulk(r *request, opts codeq.BulkOptions, expected int) 
 		n := slices.IndexFunc(b.jobs, func(old *runningJob) bool { return !old.job.Ended.IsZero() })
 		b.jobs = slices.Delete(b.jobs, n, n+1)
 	}
-	b.mu.Unlock()
-	later := r.Clone(context.WithoutCancel(r.Context())) // for the audit entries
-	later.Body = http.NoBody
 	begun := make(chan struct{})
 	d.running.Go(func() {
 		defer cancel()
@@ -148,6 +147,7 @@ func (d *Dashboard) startBulk(r *request, opts codeq.BulkOptions, expected int) 
 		d.runBulk(ctx, j, opts)
 		d.auditBulk(later, r.name, b.view(j))
 	})
+	b.mu.Unlock()
 	<-begun
 	return j, nil
 }

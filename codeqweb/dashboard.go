@@ -71,8 +71,8 @@ type Dashboard struct {
 	sealer cipher.AEAD
 
 	ctx     context.Context // ends with Close, or with the queue
-	end     context.CancelFunc
-	running sync.WaitGroup // the goroutines of the dashboard
+	end     func()          // ends ctx, while no bulk change begins
+	running sync.WaitGroup  // the goroutines of the dashboard
 
 	sampler   *sampler
 	audit     auditLog
@@ -124,7 +124,12 @@ func Handler(q *codeq.Queue, opts *Options) *Dashboard {
 		d.opts.Access = func(*http.Request) Access { return Read }
 	}
 	d.usage, d.runs, d.days = newSurvey(d.readUsage), newSurvey(d.readRuns), newSurvey(d.readDays)
-	d.ctx, d.end = context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(context.Background())
+	d.ctx, d.end = ctx, func() {
+		d.bulks.mu.Lock()
+		defer d.bulks.mu.Unlock()
+		cancel()
+	}
 	d.audit.hook = d.opts.Audit
 	d.loadPages()
 	d.routes = d.allRoutes()
