@@ -549,3 +549,20 @@ func TestRedriveFromStep(t *testing.T) {
 		require.Equal(t, http.StatusBadRequest, s.do(request(http.MethodPost, "/task/redrive?id="+id.String(), form(option[1], "%"))).Code)
 	}
 }
+
+// TestJSONInUTC: JSON has no time of the local zone.
+func TestJSONInUTC(t *testing.T) {
+	s, ids := loaded(t, as(codeqweb.All))
+	s.post("/pause", "queue", "mail")
+	var j jsonJob
+	require.Equal(t, http.StatusAccepted, s.api(http.MethodPost, "bulk", `{"Action": "redrive", "DryRun": true}`, &j))
+	id := "id=" + ids["dead"].String()
+	for _, path := range []string{
+		"bulk?wait=10s&id=" + j.ID, "bulk", "audit", "info", "samples?queue=mail", "charts?queue=mail", "days?queue=mail", "tasks?payloads=true", "task?" + id, "flow?" + id,
+		"children?" + id, "dead", "schedules", "workers", "storage", "usage",
+	} {
+		require.NotRegexp(t, `"\d{4}-\d\d-\d\dT[\d:.]+[+-][\d:]+"`, s.get("/api/v1/"+path), path)
+	}
+	require.Regexp(t, `"Time":"\d{4}-\d\d-\d\dT[\d:.]+Z"`, s.get("/api/v1/audit"))
+	require.Regexp(t, `"Started":"\d{4}-\d\d-\d\dT[\d:.]+Z","Ended":"\d{4}-\d\d-\d\dT[\d:.]+Z"`, s.get("/api/v1/bulk"))
+}

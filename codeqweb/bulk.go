@@ -130,7 +130,7 @@ func (d *Dashboard) startBulk(r *request, opts codeq.BulkOptions, expected int) 
 	j := &runningJob{stop: cancel, ended: make(chan struct{})}
 	j.job = job{
 		ID: strconv.Itoa(b.number), Action: opts.Action, Filter: filter, Priority: opts.Priority, ToQueue: opts.ToQueue,
-		Rate: opts.Rate, DryRun: opts.DryRun, Cursor: cursor, Started: time.Now(), Expected: expected,
+		Rate: opts.Rate, DryRun: opts.DryRun, Cursor: cursor, Started: time.Now().UTC(), Expected: expected,
 	}
 	if b.jobs = append(b.jobs, j); len(b.jobs) > bulksKept { // at most bulksRunning of them run
 		n := slices.IndexFunc(b.jobs, func(old *runningJob) bool { return !old.job.Ended.IsZero() })
@@ -189,7 +189,7 @@ func (d *Dashboard) endBulk(j *runningJob, result codeq.BulkResult, err error) {
 		return
 	}
 	result.Next = d.sealCursor(result.Next, bulkName(j.job.Action, &j.job.Filter))
-	j.job.Result, j.job.Ended = &result, time.Now()
+	j.job.Result, j.job.Ended = &result, time.Now().UTC()
 	if err != nil {
 		e := refusalOf(err)
 		if errors.Is(err, context.Canceled) {
