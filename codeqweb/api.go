@@ -168,13 +168,13 @@ func (d *Dashboard) apiInfo(ctx context.Context, r *request) (any, error) {
 	return struct{ Queues []codeq.QueueInfo }{queues}, nil
 }
 
-func (d *Dashboard) apiTenants(ctx context.Context, r *request) (any, error) {
+func (d *Dashboard) apiTenants(_ context.Context, r *request) (any, error) {
 	queue := r.params.Get("queue")
 	settings, err := d.q.Settings(queue)
 	if err != nil {
 		return nil, err
 	}
-	return d.tenants(ctx, r, queue, settings.TenantWeights)
+	return d.tenants(r, queue, settings.TenantWeights)
 }
 
 func (d *Dashboard) apiDays(ctx context.Context, r *request) (any, error) {
@@ -375,6 +375,13 @@ func (d *Dashboard) apiChildren(ctx context.Context, r *request) (any, error) {
 	}
 	shown := []*codeq.TaskInfo{}
 	for _, t := range c.Tasks {
+		if !d.leavesPayloads() {
+			if t, err = d.q.Get(ctx, t.ID); errors.Is(err, codeq.ErrNotFound) {
+				continue
+			} else if err != nil {
+				return nil, err
+			}
+		}
 		shown = append(shown, d.shown(&request{Request: r.Request, access: Read}, t))
 	}
 	return struct {

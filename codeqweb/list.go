@@ -19,21 +19,25 @@ const (
 	textBytes = 256     // of TaskFilter.Text
 )
 
-// list is codeq.Queue.ListPage with tasks as a request may see them. With Options.Redact a filter
-// selects by what that leaves of the tasks, payloads included. Invariant: what the queue is asked
-// does not depend on a part that Redact hides, so that Next, Scanned and the number of tasks do not
-// reveal it.
-func (d *Dashboard) list(r *request, opts codeq.PageOptions) (_ *codeq.Page, err error) {
-	if d.opts.Redact == nil {
-		page, err := d.q.ListPage(r.Context(), opts)
-		if err != nil {
-			return nil, err
-		}
-		for i, t := range page.Tasks {
-			page.Tasks[i] = d.shown(r, t)
-		}
-		return page, nil
+// list is codeq.Queue.ListPage with tasks as a request may see them.
+func (d *Dashboard) list(r *request, opts codeq.PageOptions) (*codeq.Page, error) {
+	if d.opts.Redact != nil {
+		return d.listRedacted(r, opts)
 	}
+	page, err := d.q.ListPage(r.Context(), opts)
+	if err != nil {
+		return nil, err
+	}
+	for i, t := range page.Tasks {
+		page.Tasks[i] = d.shown(r, t)
+	}
+	return page, nil
+}
+
+// listRedacted is list with Options.Redact: a filter selects by what that leaves of the tasks.
+// Invariant: what the queue is asked does not depend on a part that Redact hides, so that Next,
+// Scanned and the number of tasks do not reveal it.
+func (d *Dashboard) listRedacted(r *request, opts codeq.PageOptions) (_ *codeq.Page, err error) {
 	if opts.Limit < 0 || opts.Limit > codeq.MaxPage {
 		return nil, invalid("limit", "0 to 1000")
 	}
@@ -73,6 +77,10 @@ func (d *Dashboard) list(r *request, opts codeq.PageOptions) (_ *codeq.Page, err
 	all.Next = d.sealCursor(opts.Cursor, list)
 	return all, nil
 }
+
+// leavesPayloads reports whether tasks may be read without payloads and results, which are not
+// shown: Options.Redact decides by them what else it hides.
+func (d *Dashboard) leavesPayloads() bool { return d.opts.Redact == nil }
 
 // look reads tasks, and returns at most room of those that Options.Redact leaves as wanted. If
 // there are more, it reads again, up to the first that has no room: Next is behind the last one.
