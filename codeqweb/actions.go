@@ -31,7 +31,14 @@ type idOnly struct{ ID codeq.ID }
 var actions = map[string]*action{
 	"task/cancel": onTask("The task was canceled.", (*codeq.Queue).Cancel),
 	"task/redrive": setsTask("The dead letter was redriven.", "id step", func(q *codeq.Queue, ctx context.Context, id codeq.ID, p url.Values) error {
-		return q.RedriveDeadFrom(ctx, id, p.Get("step"))
+		step := p.Get("step")
+		if p.Has("escaped-step") { // of the page: a form changes line ends
+			var err error
+			if step, err = url.QueryUnescape(p.Get("escaped-step")); err != nil {
+				return invalid("escaped-step", "an escaped name")
+			}
+		}
+		return q.RedriveDeadFrom(ctx, id, step)
 	}),
 	"task/forget": onTask("The task was deleted.", (*codeq.Queue).Forget),
 	"task/run-at": setsTask("The time of the task was changed.", "id at", func(q *codeq.Queue, ctx context.Context, id codeq.ID, p url.Values) error {
@@ -48,10 +55,8 @@ var actions = map[string]*action{
 		}
 		return q.SetPriority(ctx, id, priority)
 	}),
-	"task/clone": {Act, "The task was produced again, as this one.", "tasks", "id at priority queue", (*Dashboard).clone},
-	"release-key": {Act, "The key was released.", "tasks", keyParams, func(d *Dashboard, ctx context.Context, p url.Values) (any, error) {
-		return nothing{}, d.q.ReleaseKey(ctx, keyParam(p))
-	}},
+	"task/clone":       {Act, "The task was produced again, as this one.", "tasks", "id at priority queue", (*Dashboard).clone},
+	"release-key":      {Act, "The key was released.", "tasks", keyParams, (*Dashboard).releaseKey},
 	"pause":            {Admin, "The queue is paused.", "", "queue", pausing((*codeq.Queue).Pause)},
 	"resume":           {Admin, "The queue goes on.", "", "queue", pausing((*codeq.Queue).Resume)},
 	"queue/delete":     {Admin, "The queue was deleted.", "", "queue", named("queue", (*codeq.Queue).DeleteQueue)},

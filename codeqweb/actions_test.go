@@ -2,6 +2,7 @@ package codeqweb_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"html"
 	"maps"
@@ -11,6 +12,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -494,4 +496,73 @@ func TestRunAtYears(t *testing.T) {
 	s.post("/task/run-at?id="+id.String(), "at", "1970-01-01T00:00")
 	s.post("/task/run-at?id="+id.String(), "at", "")
 	require.Contains(t, s.get("/tasks?state=ready"), id.String())
+}
+
+// TestDryRunWithCursor: the form after a dry run alters the tasks that were counted, those behind
+// the cursor.
+func TestDryRunWithCursor(t *testing.T) {
+	t.Parallel()
+	s := open(t, codeq.Options{Shards: 1}, as(codeqweb.All))
+	for range 5 {
+		s.dead(codeq.Task{Queue: "a"}, "e")
+	}
+	var list codeq.Page
+	require.Equal(t, http.StatusOK, s.api(http.MethodGet, "tasks?queue=a&state=dead&limit=3", "", &list))
+	var j jsonJob
+	body := `{"Action": "purge", "States": ["dead"], "Queue": "a", "DryRun": true, "Cursor": "` + list.Next + `"}`
+	require.Equal(t, http.StatusAccepted, s.api(http.MethodPost, "bulk", body, &j))
+	require.Equal(t, http.StatusOK, s.api(http.MethodGet, "bulk?wait=10s&id="+j.ID, "", &j))
+	require.Equal(t, 2, j.Result.Matched)
+	again := regexp.MustCompile(`id="really"[^>]* action="([^"]*)"`).FindStringSubmatch(s.get("/bulk?id=" + j.ID))
+	require.NotNil(t, again)
+	_, id, _ := strings.Cut(s.post("/"+html.UnescapeString(again[1])), "id=")
+	j = jsonJob{}
+	require.Equal(t, http.StatusOK, s.api(http.MethodGet, "bulk?wait=10s&id="+id, "", &j))
+	require.Equal(t, 2, j.Result.Changed)
+	for _, task := range list.Tasks {
+		require.Equal(t, codeq.Dead, s.task(task.ID).State)
+	}
+}
+
+// TestRedriveFromStep: the form of a dead letter sends the exact name of a step.
+func TestRedriveFromStep(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"charge", "charge  the\ncard\r\t+%41&\"", strings.Repeat("é", 64), "zero\x00width\u200b"} {
+		s := open(t, codeq.Options{Shards: 1}, as(codeqweb.All))
+		var runs atomic.Int64
+		s.work("w", "a", func(ctx context.Context, _ *codeq.Job[[]byte]) error {
+			_, err := codeq.Step(ctx, name, func(context.Context) (int64, error) { return runs.Add(1), nil })
+			return errors.Join(err, errors.New("bad"))
+		})
+		id := s.produce(codeq.Task{Queue: "a", MaxAttempts: 1})
+		dies := func() {
+			require.Eventually(t, func() bool { return s.task(id).State == codeq.Dead }, 10*time.Second, time.Millisecond)
+		}
+		dies()
+		option := regexp.MustCompile(`<select name="([^"]*)"[^>]*><option value="">[^<]*</option><option value="([^"]*)">`).FindStringSubmatch(s.get("/task?id=" + id.String()))
+		require.NotNil(t, option)
+		value := html.UnescapeString(option[2])
+		require.Regexp(t, `^[ -~]+$`, value, "no browser changes it")
+		s.post("/task/redrive?id="+id.String(), option[1], value)
+		require.Eventually(t, func() bool { return runs.Load() == 2 }, 10*time.Second, time.Millisecond)
+		dies()
+		require.Equal(t, http.StatusBadRequest, s.do(request(http.MethodPost, "/task/redrive?id="+id.String(), form(option[1], "%"))).Code)
+	}
+}
+
+// TestJSONInUTC: JSON has no time of the local zone.
+func TestJSONInUTC(t *testing.T) {
+	s, ids := loaded(t, as(codeqweb.All))
+	s.post("/pause", "queue", "mail")
+	var j jsonJob
+	require.Equal(t, http.StatusAccepted, s.api(http.MethodPost, "bulk", `{"Action": "redrive", "DryRun": true}`, &j))
+	id := "id=" + ids["dead"].String()
+	for _, path := range []string{
+		"bulk?wait=10s&id=" + j.ID, "bulk", "audit", "info", "samples?queue=mail", "charts?queue=mail", "days?queue=mail", "tasks?payloads=true", "task?" + id, "flow?" + id,
+		"children?" + id, "dead", "schedules", "workers", "storage", "usage",
+	} {
+		require.NotRegexp(t, `"\d{4}-\d\d-\d\dT[\d:.]+[+-][\d:]+"`, s.get("/api/v1/"+path), path)
+	}
+	require.Regexp(t, `"Time":"\d{4}-\d\d-\d\dT[\d:.]+Z"`, s.get("/api/v1/audit"))
+	require.Regexp(t, `"Started":"\d{4}-\d\d-\d\dT[\d:.]+Z","Ended":"\d{4}-\d\d-\d\dT[\d:.]+Z"`, s.get("/api/v1/bulk"))
 }

@@ -168,13 +168,13 @@ func (d *Dashboard) apiInfo(ctx context.Context, r *request) (any, error) {
 	return struct{ Queues []codeq.QueueInfo }{queues}, nil
 }
 
-func (d *Dashboard) apiTenants(ctx context.Context, r *request) (any, error) {
+func (d *Dashboard) apiTenants(_ context.Context, r *request) (any, error) {
 	queue := r.params.Get("queue")
 	settings, err := d.q.Settings(queue)
 	if err != nil {
 		return nil, err
 	}
-	return d.tenants(ctx, r, queue, settings.TenantWeights)
+	return d.tenants(r, queue, settings.TenantWeights)
 }
 
 func (d *Dashboard) apiDays(ctx context.Context, r *request) (any, error) {
@@ -280,7 +280,7 @@ type shownTasks struct {
 // tasksParams are the parameters of apiTasks.
 const tasksParams = "state+ queue kind tenant+ group key error text contents from to limit cursor newest payloads"
 
-func (d *Dashboard) apiTasks(ctx context.Context, r *request) (any, error) {
+func (d *Dashboard) apiTasks(_ context.Context, r *request) (any, error) {
 	p := r.params
 	filter, err := d.filterOf(r)
 	if err != nil {
@@ -299,20 +299,11 @@ func (d *Dashboard) apiTasks(ctx context.Context, r *request) (any, error) {
 		}
 		opts.NoPayload = false
 	}
-	shows := !opts.NoPayload
-	opts.NoPayload = opts.NoPayload && (filter.Text == "" || d.opts.Redact == nil)
-	tasks, err := d.q.ListPage(ctx, opts)
+	tasks, err := d.list(r, opts)
 	if err != nil {
 		return nil, err
 	}
-	shown := shownTasks{Tasks: []*codeq.TaskInfo{}, Next: tasks.Next, Scanned: tasks.Scanned, Hidden: !r.access.Has(Payloads)}
-	for _, t := range d.shownWith(r, tasks.Tasks, &filter) {
-		if !shows {
-			t.Payload, t.Result = nil, nil
-		}
-		shown.Tasks = append(shown.Tasks, t)
-	}
-	return shown, nil
+	return shownTasks{append([]*codeq.TaskInfo{}, tasks.Tasks...), tasks.Next, tasks.Scanned, !r.access.Has(Payloads)}, nil
 }
 
 // shownTask is one task without the parts that this request may not see.
@@ -327,11 +318,47 @@ func (d *Dashboard) apiTask(_ context.Context, r *request) (any, error) {
 }
 
 func (d *Dashboard) apiFind(ctx context.Context, r *request) (any, error) {
-	t, err := d.q.FindByKey(ctx, keyParam(r.params))
+	t, err := d.findByKey(ctx, keyParam(r.params))
+	if err != nil {
+		return nil, noKey(err)
+	}
+	return shownTask{r.hide(t), !r.access.Has(Payloads)}, nil
+}
+
+// errNoKey is the refusal of a key that no task has, and of one that Options.Redact hides.
+var errNoKey = &refusal{http.StatusNotFound, "not-found", "no task has this idempotency key"}
+
+// noKey returns an error about a key; errNoKey for any that matches codeq.ErrNotFound.
+func noKey(err error) error {
+	if errors.Is(err, codeq.ErrNotFound) {
+		return errNoKey
+	}
+	return err
+}
+
+// findByKey returns the task that has a key, as Options.Redact leaves it; errNoKey: without that
+// key.
+func (d *Dashboard) findByKey(ctx context.Context, k codeq.UniqueKey) (*codeq.TaskInfo, error) {
+	t, err := d.q.FindByKey(ctx, k)
 	if err != nil {
 		return nil, err
 	}
-	return shownTask{d.shown(r, t), !r.access.Has(Payloads)}, nil
+	t = d.redacted(t)
+	if k != (codeq.UniqueKey{Queue: t.Queue, Tenant: t.Tenant, Group: t.Group, LimitKey: t.LimitKey, Key: t.Unique.Key}) {
+		return nil, errNoKey
+	}
+	return t, nil
+}
+
+// releaseKey releases a key, unless Options.Redact hides it.
+func (d *Dashboard) releaseKey(ctx context.Context, p url.Values) (any, error) {
+	k := keyParam(p)
+	if d.opts.Redact != nil {
+		if _, err := d.findByKey(ctx, k); err != nil && !errors.Is(err, codeq.ErrNotFound) {
+			return nil, err
+		}
+	}
+	return nothing{}, noKey(d.q.ReleaseKey(ctx, k))
 }
 
 func (d *Dashboard) apiChildren(ctx context.Context, r *request) (any, error) {
@@ -348,6 +375,13 @@ func (d *Dashboard) apiChildren(ctx context.Context, r *request) (any, error) {
 	}
 	shown := []*codeq.TaskInfo{}
 	for _, t := range c.Tasks {
+		if !d.leavesPayloads() {
+			if t, err = d.q.Get(ctx, t.ID); errors.Is(err, codeq.ErrNotFound) {
+				continue
+			} else if err != nil {
+				return nil, err
+			}
+		}
 		shown = append(shown, d.shown(&request{Request: r.Request, access: Read}, t))
 	}
 	return struct {

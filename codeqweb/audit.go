@@ -41,7 +41,7 @@ type auditLog struct {
 // add calls the hook, which may set the user, and keeps the entry. A panic of the hook is added to
 // Entry.Error.
 func (l *auditLog) add(r *http.Request, e Entry) {
-	e.Time, e.Remote = time.Now(), r.RemoteAddr
+	e.Time, e.Remote = time.Now().UTC(), r.RemoteAddr
 	e.Action = strings.Clone(e.Action) // not the whole URL
 	e.Target, e.Detail, e.Error = clip(e.Target, auditText), clip(e.Detail, auditText), clip(e.Error, auditText)
 	if l.hook != nil {

@@ -32,6 +32,7 @@ type job struct {
 	ToQueue  string  `json:",omitzero"`
 	Rate     float64 `json:",omitzero"`
 	DryRun   bool    `json:",omitzero"`
+	Cursor   string  `json:",omitzero"` // where it began
 	Started  time.Time
 	Ended    time.Time         `json:",omitzero"` // zero: it runs
 	Seen     int               // selected so far
@@ -51,7 +52,7 @@ type runningJob struct {
 
 // bulks are the jobs of a dashboard.
 type bulks struct {
-	mu      sync.Mutex // guards the following, and runningJob.job
+	mu      sync.Mutex // guards the following, and runningJob.job; held while a job begins
 	number  int
 	running int
 	jobs    []*runningJob // the oldest first
@@ -107,14 +108,17 @@ func (b *bulks) stop(ctx context.Context, id string) (job, error) {
 
 // startBulk begins a bulk change.
 func (d *Dashboard) startBulk(r *request, opts codeq.BulkOptions, expected int) (*runningJob, error) {
-	if opts.Text != "" && d.opts.Redact != nil { // the number of its tasks would reveal hidden parts
-		return nil, invalid("text", "empty: the application hides parts of tasks")
-	}
 	if opts.Contents && !r.access.Has(Payloads) {
 		return nil, errDenied
 	}
+	filter, cursor := opts.TaskFilter, opts.Cursor
+	if err := d.selectShown(&opts); err != nil {
+		return nil, err
+	}
 	b := &d.bulks
 	ctx, cancel := context.WithCancel(d.ctx)
+	later := r.Clone(context.WithoutCancel(r.Context())) // for the audit entries
+	later.Body = http.NoBody
 	b.mu.Lock()
 	if b.running >= bulksRunning || d.ctx.Err() != nil {
 		b.mu.Unlock()
@@ -125,16 +129,13 @@ func (d *Dashboard) startBulk(r *request, opts codeq.BulkOptions, expected int) 
 	b.number++
 	j := &runningJob{stop: cancel, ended: make(chan struct{})}
 	j.job = job{
-		ID: strconv.Itoa(b.number), Action: opts.Action, Filter: opts.TaskFilter, Priority: opts.Priority, ToQueue: opts.ToQueue,
-		Rate: opts.Rate, DryRun: opts.DryRun, Started: time.Now(), Expected: expected,
+		ID: strconv.Itoa(b.number), Action: opts.Action, Filter: filter, Priority: opts.Priority, ToQueue: opts.ToQueue,
+		Rate: opts.Rate, DryRun: opts.DryRun, Cursor: cursor, Started: time.Now().UTC(), Expected: expected,
 	}
 	if b.jobs = append(b.jobs, j); len(b.jobs) > bulksKept { // at most bulksRunning of them run
 		n := slices.IndexFunc(b.jobs, func(old *runningJob) bool { return !old.job.Ended.IsZero() })
 		b.jobs = slices.Delete(b.jobs, n, n+1)
 	}
-	b.mu.Unlock()
-	later := r.Clone(context.WithoutCancel(r.Context())) // for the audit entries
-	later.Body = http.NoBody
 	begun := make(chan struct{})
 	d.running.Go(func() {
 		defer cancel()
@@ -146,8 +147,31 @@ func (d *Dashboard) startBulk(r *request, opts codeq.BulkOptions, expected int) 
 		d.runBulk(ctx, j, opts)
 		d.auditBulk(later, r.name, b.view(j))
 	})
+	b.mu.Unlock()
 	<-begun
 	return j, nil
+}
+
+// selectShown makes a bulk change select by what Options.Redact leaves, as a list does, and opens
+// its cursor.
+func (d *Dashboard) selectShown(opts *codeq.BulkOptions) (err error) {
+	if d.opts.Redact == nil {
+		return nil
+	}
+	filter := opts.TaskFilter
+	if err := checkText(&filter); err != nil {
+		return err
+	}
+	if opts.Cursor, err = d.openCursor(opts.Cursor, bulkName(opts.Action, &filter)); err != nil {
+		return err
+	}
+	if opts.TaskFilter = unhidden(filter); isNarrow(&filter) {
+		opts.Match = func(t *codeq.TaskInfo) bool {
+			found, _ := matches(d.redacted(t), &filter)
+			return found
+		}
+	}
+	return nil
 }
 
 func (d *Dashboard) runBulk(ctx context.Context, j *runningJob, opts codeq.BulkOptions) {
@@ -164,7 +188,8 @@ func (d *Dashboard) endBulk(j *runningJob, result codeq.BulkResult, err error) {
 	if !j.job.Ended.IsZero() {
 		return
 	}
-	j.job.Result, j.job.Ended = &result, time.Now()
+	result.Next = d.sealCursor(result.Next, bulkName(j.job.Action, &j.job.Filter))
+	j.job.Result, j.job.Ended = &result, time.Now().UTC()
 	if err != nil {
 		e := refusalOf(err)
 		if errors.Is(err, context.Canceled) {
@@ -238,7 +263,7 @@ func (d *Dashboard) bulkForm(w http.ResponseWriter, r *request) error {
 	if err != nil {
 		return err
 	}
-	opts := codeq.BulkOptions{TaskFilter: filter, ToQueue: p.Get("to-queue"), DryRun: p.Get("dry") == "true"}
+	opts := codeq.BulkOptions{TaskFilter: filter, ToQueue: p.Get("to-queue"), DryRun: p.Get("dry") == "true", Cursor: p.Get("cursor")}
 	if err := opts.Action.UnmarshalText([]byte(p.Get("action"))); err != nil {
 		return err
 	}
@@ -310,6 +335,7 @@ func (d *Dashboard) bulkPage(w http.ResponseWriter, r *request) error {
 		v.Again.Set("action", v.Job.Action.String())
 		v.Again.Set("to-priority", strconv.Itoa(v.Job.Priority))
 		v.Again.Set("to-queue", v.Job.ToQueue)
+		v.Again.Set("cursor", v.Job.Cursor)
 		v.Again.Set("expected", strconv.Itoa(v.Job.Result.Matched))
 		if v.Job.Rate > 0 {
 			v.Again.Set("rate", strconv.FormatFloat(v.Job.Rate, 'g', -1, 64))

@@ -2,6 +2,7 @@ package codeqweb
 
 import (
 	"context"
+	"crypto/cipher"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -45,8 +46,17 @@ type Options struct {
 	// it: for instance remove a secret from its Payload, Headers, Metadata, Steps, Cursors, Logs,
 	// Progress, Result, LastError or History. If it changes LastError, the errors in History that
 	// it leaves are hidden. It may replace these slices and maps, but must not write into them,
-	// except into History. Tasks of schedules have no ID. Tasks of events have ID, Queue, Tenant,
-	// Attempts, LastError and Progress only. Default: all is shown that Access allows.
+	// except into History.
+	//
+	// Tasks of lists have no Steps, Cursors and Logs, and tasks of which only ID, State, Queue and
+	// Kind are shown, as in a flow, may lack Payload and Result, too. Tasks of schedules have no
+	// ID. Tasks of events have ID, Queue, Tenant, Attempts, LastError and Progress only.
+	//
+	// The filter of a list or a bulk change selects by what Redact leaves, and so do idempotency
+	// keys: more tasks are read, and Redact is called for those that are not shown, too. A bulk
+	// change by Queue, States and times alone is of all such tasks. Produce still refuses a key
+	// that is taken. Cursors are encrypted: one is good for the Dashboard that has made it, and not
+	// after its process. Default: all is shown that Access allows.
 	Redact func(*codeq.TaskInfo)
 	// Format returns a payload or a result as text for a page, such as the JSON form of a message;
 	// "": use the default. Default: JSON is indented, other text is unchanged, everything else is
@@ -60,10 +70,12 @@ type Dashboard struct {
 	q     *codeq.Queue
 	opts  Options
 	cross *http.CrossOriginProtection
+	// sealer encrypts cursors for viewers, with Options.Redact: cursor.go.
+	sealer cipher.AEAD
 
 	ctx     context.Context // ends with Close, or with the queue
-	end     context.CancelFunc
-	running sync.WaitGroup // the goroutines of the dashboard
+	end     func()          // ends ctx, while no bulk change begins
+	running sync.WaitGroup  // the goroutines of the dashboard
 
 	sampler   *sampler
 	audit     auditLog
@@ -105,7 +117,7 @@ const (
 // local socket.
 func Handler(q *codeq.Queue, opts *Options) *Dashboard {
 	d := &Dashboard{
-		q: q, cross: http.NewCrossOriginProtection(),
+		q: q, cross: http.NewCrossOriginProtection(), sealer: newSealer(),
 		busy: make(chan struct{}, maxBusy), large: make(chan struct{}, maxLarge), searches: make(chan struct{}, maxSearches), kin: newSearchCache[foundChildren](), flows: newSearchCache[*flow](),
 	}
 	if opts != nil {
@@ -115,7 +127,12 @@ func Handler(q *codeq.Queue, opts *Options) *Dashboard {
 		d.opts.Access = func(*http.Request) Access { return Read }
 	}
 	d.usage, d.runs, d.days = newSurvey(d.readUsage), newSurvey(d.readRuns), newSurvey(d.readDays)
-	d.ctx, d.end = context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(context.Background())
+	d.ctx, d.end = ctx, func() {
+		d.bulks.mu.Lock()
+		defer d.bulks.mu.Unlock()
+		cancel()
+	}
 	d.audit.hook = d.opts.Audit
 	d.loadPages()
 	d.routes = d.allRoutes()

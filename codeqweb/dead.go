@@ -118,7 +118,7 @@ func (d *Dashboard) lookAtRest(ctx context.Context, r *request, v *deadView, que
 	}
 	for _, queue := range queues[:min(restQueues, len(queues))] {
 		page, err := d.q.ListPage(ctx, codeq.PageOptions{
-			TaskFilter: codeq.TaskFilter{States: []codeq.State{codeq.Dead}, Queue: queue}, Newest: true, NoPayload: true, Limit: restTasks,
+			TaskFilter: codeq.TaskFilter{States: []codeq.State{codeq.Dead}, Queue: queue}, Newest: true, NoPayload: d.leavesPayloads(), Limit: restTasks,
 		})
 		if err != nil {
 			return err
@@ -188,7 +188,7 @@ func (d *Dashboard) deadOf(ctx context.Context, k *codeq.DeadKind, left *int) (*
 		return nil, nil
 	}
 	page, err := d.q.ListPage(ctx, codeq.PageOptions{
-		TaskFilter: codeq.TaskFilter{States: []codeq.State{codeq.Dead}, Queue: k.Queues[0], ErrorKind: k.Kind}, NoPayload: true, Limit: 1,
+		TaskFilter: codeq.TaskFilter{States: []codeq.State{codeq.Dead}, Queue: k.Queues[0], ErrorKind: k.Kind}, NoPayload: d.leavesPayloads(), Limit: 1,
 	})
 	if err != nil || len(page.Tasks) == 0 {
 		return nil, err

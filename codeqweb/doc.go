@@ -42,7 +42,8 @@
 // or, with the right to see payloads, of a payload, and the name of a queue or a schedule. A search
 // reads all tasks, on snapshots beside the owners, for two seconds a page; a link goes on. Two may
 // run at a time, one of a user. Payloads and results that are no UTF-8 are not searched, and parts
-// that [Options.Redact] removes are not found. The page says how many tasks were looked through.
+// that [Options.Redact] removes are not found, as in all lists. The page says how many tasks were
+// looked through.
 //
 // # Saved lists
 //

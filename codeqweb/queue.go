@@ -102,10 +102,10 @@ func (d *Dashboard) queuePage(w http.ResponseWriter, r *request) error {
 	for tenant := range v.Settings.TenantWeights {
 		v.Odd = v.Odd || visible(tenant) != tenant || strings.Contains(tenant, "\n")
 	}
-	if v.Waiting, err = d.waiting(ctx, r, name, v.Settings.TenantWeights); err != nil {
+	if v.Waiting, err = d.waiting(r, name, v.Settings.TenantWeights); err != nil {
 		return err
 	}
-	if v.Errors, err = d.retriedErrors(ctx, r, name); err != nil {
+	if v.Errors, err = d.retriedErrors(r, name); err != nil {
 		return err
 	}
 	days, err := d.q.TotalsByDay(ctx, name)

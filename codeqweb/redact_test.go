@@ -1,6 +1,7 @@
 package codeqweb_test
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"net/url"
@@ -93,4 +94,62 @@ func TestRedactHidesHistory(t *testing.T) {
 			require.Equal(t, "first secret", stored.History[0].Error)
 		})
 	}
+}
+
+// TestRedactByPayload: Options.Redact gets the payload of each task of which more is shown than its
+// place, so that it may decide by it what else it hides.
+func TestRedactByPayload(t *testing.T) {
+	t.Parallel()
+	const secret = "patient 17"
+	opts := as(codeqweb.Read | codeqweb.Payloads)
+	opts.Redact = func(task *codeq.TaskInfo) {
+		if string(task.Payload) != "secret" {
+			return
+		}
+		if task.Tenant != "" {
+			task.Tenant = "hidden"
+		}
+		if task.LastError != "" {
+			task.LastError = "hidden"
+		}
+		if task.Progress.Note != "" {
+			task.Progress.Note = "hidden"
+		}
+	}
+	s := open(t, codeq.Options{Shards: 1}, opts)
+	ctx, payload := t.Context(), []byte("secret")
+	s.dead(codeq.Task{Queue: "dead", Payload: payload}, secret)
+	failed := s.produce(codeq.Task{Queue: "failed", Payload: payload})
+	require.NoError(t, s.q.Retry(ctx, s.claim("failed").Receipt, codeq.RetryOptions{Err: errors.New(secret), After: time.Hour}))
+	s.produce(codeq.Task{Queue: "failed", Payload: payload, Tenant: secret})
+	s.produce(codeq.Task{Queue: "child", Payload: payload, Tenant: secret, After: []codeq.ID{failed}})
+	require.NoError(t, s.q.SetSchedule(ctx, codeq.Schedule{Name: "nightly", Every: time.Hour, Task: codeq.Task{Queue: "runs", Payload: payload}}))
+	_, err := s.q.TriggerSchedule(ctx, "nightly")
+	require.NoError(t, err)
+	require.NoError(t, s.q.DeadLetter(ctx, s.claim("runs").Receipt, errors.New(secret)))
+	require.NoError(t, s.q.Configure(ctx, "held", func(set *codeq.Settings) { set.HoldGroups = true }))
+	s.dead(codeq.Task{Queue: "held", Group: "g", Payload: payload}, secret)
+	waits := s.produce(codeq.Task{Queue: "held", Group: "g"})
+	runs, ends := make(chan struct{}), make(chan struct{})
+	defer close(ends)
+	s.work("w", "works", func(ctx context.Context, _ *codeq.Job[[]byte]) error {
+		err := codeq.ReportProgress(ctx, 1, 2, secret)
+		close(runs)
+		<-ends
+		return err
+	})
+	s.produce(codeq.Task{Queue: "works", Payload: payload})
+	<-runs
+
+	plain := &site{t, s.q, codeqweb.Handler(s.q, as(codeqweb.Read|codeqweb.Payloads))}
+	defer func() { require.NoError(t, plain.d.Close()) }()
+	for _, path := range []string{
+		"/tasks?state=dead", "/api/v1/tasks", "/save?as=csv", "/search?q=patient", "/dead", "/api/v1/dead", "/queue?name=failed", "/api/v1/tenants?queue=failed",
+		"/api/v1/children?id=" + failed.String(), "/schedules", "/api/v1/schedules", "/task?id=" + waits.String(), "/workers", "/api/v1/workers",
+	} {
+		require.Regexp(t, "patient (17|#)", plain.get(path), path)
+		require.NotRegexp(t, "patient (17|#)", s.get(path), path)
+	}
+	require.Contains(t, s.get("/queue?name=failed"), "hidden")
+	require.Contains(t, s.get("/schedules"), "hidden")
 }

@@ -89,7 +89,7 @@ func (d *Dashboard) readRuns(ctx context.Context) (*lastRuns, error) {
 				continue
 			}
 			tasks, err := d.q.ListPage(ctx, codeq.PageOptions{
-				TaskFilter: codeq.TaskFilter{States: []codeq.State{p.state}, Queue: p.queue}, Newest: true, NoPayload: true, Limit: limit, Cursor: p.cursor,
+				TaskFilter: codeq.TaskFilter{States: []codeq.State{p.state}, Queue: p.queue}, Newest: true, NoPayload: d.leavesPayloads(), Limit: limit, Cursor: p.cursor,
 			})
 			if errors.Is(err, context.DeadlineExceeded) && isOver() {
 				break

@@ -86,7 +86,7 @@ func (s *sample) counts(queue string) (c codeq.Counts) {
 type sampler struct {
 	q   *codeq.Queue
 	ctx context.Context // ends with the dashboard or the queue
-	end context.CancelFunc
+	end func()          // of the dashboard
 
 	asking chan struct{} // capacity 1: held while the queue is sampled
 	wake   chan struct{} // capacity 1: a viewer has come
@@ -100,7 +100,7 @@ type sampler struct {
 	queues map[string]*series
 }
 
-func newSampler(q *codeq.Queue, ctx context.Context, end context.CancelFunc) *sampler {
+func newSampler(q *codeq.Queue, ctx context.Context, end func()) *sampler {
 	return &sampler{
 		q: q, ctx: ctx, end: end, asking: make(chan struct{}, 1), wake: make(chan struct{}, 1),
 		last: &sample{Err: errors.New("the queue was not asked yet")}, queues: make(map[string]*series),

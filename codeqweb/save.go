@@ -115,8 +115,7 @@ func (d *Dashboard) saveTasks(w http.ResponseWriter, r *request) error {
 	}
 	begin := r.params.Get("cursor")
 	opts := codeq.PageOptions{
-		TaskFilter: filter, Newest: r.params.Get("newest") == "true", NoPayload: filter.Text == "" || d.opts.Redact == nil, Limit: codeq.MaxPage,
-		Cursor: begin,
+		TaskFilter: filter, Newest: r.params.Get("newest") == "true", NoPayload: true, Limit: codeq.MaxPage, Cursor: begin,
 	}
 	leave, err := d.enterSearch(r)
 	if err != nil {
@@ -126,12 +125,11 @@ func (d *Dashboard) saveTasks(w http.ResponseWriter, r *request) error {
 	saved := 0
 	for begun := time.Now(); ; {
 		opts.Limit = min(codeq.MaxPage, savedMost-saved)
-		tasks, err := d.q.ListPage(r.Context(), opts)
+		tasks, err := d.list(r, opts)
 		if err != nil {
 			return err
 		}
-		for _, t := range d.shownWith(r, tasks.Tasks, &filter) {
-			t.Payload, t.Result = nil, nil
+		for _, t := range tasks.Tasks {
 			if err := out.write(t); err != nil {
 				return err
 			}

@@ -88,14 +88,12 @@ func (d *Dashboard) search(r *request, v *searchView) error {
 	}
 	filter := codeq.TaskFilter{States: searchOrder, Queue: v.Queue, Text: v.Text, Contents: v.Contents}
 	for begun := time.Now(); ; {
-		found, err := d.q.ListPage(ctx, codeq.PageOptions{
-			TaskFilter: filter, NoPayload: d.opts.Redact == nil, Limit: searchRows - len(v.Tasks), Cursor: cursor,
-		})
+		found, err := d.list(r, codeq.PageOptions{TaskFilter: filter, NoPayload: true, Limit: searchRows - len(v.Tasks), Cursor: cursor})
 		if err != nil {
 			return err
 		}
 		v.Scanned, v.Encoded, cursor = v.Scanned+found.Scanned, v.Encoded+found.Encoded, found.Next
-		v.Tasks = append(v.Tasks, d.shownWith(r, found.Tasks, &filter)...)
+		v.Tasks = append(v.Tasks, found.Tasks...)
 		if cursor == "" || len(v.Tasks) == searchRows || time.Since(begun) > searchTime {
 			break
 		}
@@ -141,44 +139,6 @@ func (d *Dashboard) findNames(ctx context.Context, stats map[string]codeq.Counts
 			v.Schedules = append(v.Schedules, schedules[i].Name)
 		}
 	}
-}
-
-// shownWith returns the tasks that a filter has found, as a request may see them. It leaves out a
-// task that no longer matches after Options.Redact: the result would reveal what that removes.
-func (d *Dashboard) shownWith(r *request, tasks []*codeq.TaskInfo, f *codeq.TaskFilter) (shown []*codeq.TaskInfo) {
-	for _, t := range tasks {
-		if d.opts.Redact != nil {
-			c := *t
-			if d.redact(&c); !matches(&c, f) {
-				continue
-			}
-		}
-		shown = append(shown, d.shown(r, t))
-	}
-	return shown
-}
-
-// matches reports whether the texts of a task are those of a filter, as codeq.Queue.ListPage does.
-func matches(t *codeq.TaskInfo, f *codeq.TaskFilter) bool {
-	is := func(wanted, text string) bool { return wanted == "" || wanted == text }
-	return is(f.Group, t.Group) && is(f.Key, t.Unique.Key) && is(f.Kind, t.Kind) &&
-		(f.ErrorKind == "" || f.ErrorKind == codeq.ErrorKind(t.LastError)) &&
-		(len(f.Tenants) == 0 || slices.Contains(f.Tenants, t.Tenant)) && (f.Text == "" || hasText(t, f))
-}
-
-// hasText reports whether a task has the text of a filter.
-func hasText(t *codeq.TaskInfo, f *codeq.TaskFilter) bool {
-	part := strings.ToLower(f.Text)
-	in := []string{t.ID.String(), t.Kind, t.Tenant, t.Group, t.LimitKey, t.Unique.Key, t.LastError}
-	if f.Contents {
-		in = append(in, string(t.Payload), string(t.Result))
-		for _, texts := range []map[string]string{t.Headers, t.Metadata} {
-			for name, value := range texts {
-				in = append(in, name, value)
-			}
-		}
-	}
-	return slices.ContainsFunc(in, func(text string) bool { return strings.Contains(strings.ToLower(text), part) })
 }
 
 // Percent returns how much of a search is done, 0 to 100.

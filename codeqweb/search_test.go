@@ -128,6 +128,4 @@ func TestSearchShowsNoSecrets(t *testing.T) {
 		}
 		require.Contains(t, s.get(path+"shown"), shown.String(), path)
 	}
-	bulk.Del("contents")
-	require.Equal(t, http.StatusBadRequest, s.do(request(http.MethodPost, "/bulk", bulk)).Code)
 }

@@ -80,14 +80,24 @@ func filterQuery(f codeq.TaskFilter) url.Values {
 	return p
 }
 
-// shown returns a task without the parts that a request may not see. It may change t.
+// shown returns a task without the parts that a request may not see.
 func (d *Dashboard) shown(r *request, t *codeq.TaskInfo) *codeq.TaskInfo {
+	return r.hide(d.redacted(t))
+}
+
+// redacted returns a task as Options.Redact leaves it.
+func (d *Dashboard) redacted(t *codeq.TaskInfo) *codeq.TaskInfo {
 	c := *t
 	d.redact(&c)
-	if !r.access.Has(Payloads) {
-		c.Payload, c.Result, c.Headers, c.Metadata, c.Steps, c.Cursors, c.Logs, c.Progress.Note = nil, nil, nil, nil, nil, nil, nil, ""
-	}
 	return &c
+}
+
+// hide removes from a task what needs a right that the request lacks.
+func (r *request) hide(t *codeq.TaskInfo) *codeq.TaskInfo {
+	if !r.access.Has(Payloads) {
+		t.Payload, t.Result, t.Headers, t.Metadata, t.Steps, t.Cursors, t.Logs, t.Progress.Note = nil, nil, nil, nil, nil, nil, nil, ""
+	}
+	return t
 }
 
 // tab is a state, or all states, with the number of tasks in the last sample.
@@ -139,7 +149,7 @@ func bulkActions(s codeq.State) []string {
 
 // tasksPage lists tasks.
 func (d *Dashboard) tasksPage(w http.ResponseWriter, r *request) error {
-	p, ctx := r.params, r.Context()
+	p := r.params
 	if text := strings.TrimSpace(p.Get("id")); text != "" { // from the head of a page
 		if id, err := codeq.ParseID(text); err == nil {
 			w.Header().Set("Location", "./"+link("task", "id", id))
@@ -153,13 +163,11 @@ func (d *Dashboard) tasksPage(w http.ResponseWriter, r *request) error {
 		return err
 	}
 	v := tasksView{Contents: r.access.Has(Payloads), Filter: filter, Newest: p.Get("newest") == "true", Query: filterQuery(filter)}
-	tasks, err := d.q.ListPage(ctx, codeq.PageOptions{
-		TaskFilter: filter, Newest: v.Newest, NoPayload: filter.Text == "" || d.opts.Redact == nil, Limit: tasksRows, Cursor: p.Get("cursor"),
-	})
+	tasks, err := d.list(r, codeq.PageOptions{TaskFilter: filter, Newest: v.Newest, NoPayload: true, Limit: tasksRows, Cursor: p.Get("cursor")})
 	if err != nil {
 		return err
 	}
-	v.Tasks, v.Scanned, v.Encoded = d.shownWith(r, tasks.Tasks, &filter), tasks.Scanned, tasks.Encoded
+	v.Tasks, v.Scanned, v.Encoded = tasks.Tasks, tasks.Scanned, tasks.Encoded
 	query := filterQuery(filter)
 	if v.Newest {
 		query.Set("newest", "true")

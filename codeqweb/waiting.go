@@ -2,7 +2,6 @@ package codeqweb
 
 import (
 	"cmp"
-	"context"
 	"slices"
 	"time"
 
@@ -34,11 +33,11 @@ type waiters struct {
 }
 
 // waiting reads ready and blocked tasks of a queue.
-func (d *Dashboard) waiting(ctx context.Context, r *request, queue string, weights map[string]int) (w waitingTasks, err error) {
+func (d *Dashboard) waiting(r *request, queue string, weights map[string]int) (w waitingTasks, err error) {
 	tenants, groups, limited := make(map[string]*waiters), make(map[string]*waiters), make(map[string]*waiters)
 	w.All = true
 	for _, state := range []codeq.State{codeq.Ready, codeq.Blocked} {
-		tasks, all, err := d.firstTasks(ctx, r, queue, state)
+		tasks, all, err := d.firstTasks(r, queue, state)
 		if err != nil {
 			return w, err
 		}
@@ -62,17 +61,14 @@ func (d *Dashboard) waiting(ctx context.Context, r *request, queue string, weigh
 
 // firstTasks reads the first tasks of a queue in a state, as a request may see them. all: there are
 // no more.
-func (d *Dashboard) firstTasks(ctx context.Context, r *request, queue string, state codeq.State) (tasks []*codeq.TaskInfo, all bool, err error) {
-	read, err := d.q.ListPage(ctx, codeq.PageOptions{
+func (d *Dashboard) firstTasks(r *request, queue string, state codeq.State) (tasks []*codeq.TaskInfo, all bool, err error) {
+	read, err := d.list(r, codeq.PageOptions{
 		TaskFilter: codeq.TaskFilter{States: []codeq.State{state}, Queue: queue}, NoPayload: true, Limit: waitingRead,
 	})
 	if err != nil {
 		return nil, false, err
 	}
-	for _, t := range read.Tasks {
-		tasks = append(tasks, d.shown(r, t))
-	}
-	return tasks, read.Next == "", nil
+	return read.Tasks, read.Next == "", nil
 }
 
 func note(in map[string]*waiters, name string, since time.Time) {
@@ -106,8 +102,8 @@ type errorKind struct {
 }
 
 // retriedErrors groups the errors of tasks that wait for another attempt.
-func (d *Dashboard) retriedErrors(ctx context.Context, r *request, queue string) ([]errorKind, error) {
-	tasks, _, err := d.firstTasks(ctx, r, queue, codeq.Scheduled)
+func (d *Dashboard) retriedErrors(r *request, queue string) ([]errorKind, error) {
+	tasks, _, err := d.firstTasks(r, queue, codeq.Scheduled)
 	if err != nil {
 		return nil, err
 	}
@@ -146,8 +142,8 @@ type waitingTenant struct {
 }
 
 // tenants counts the ready tasks of a queue by tenant.
-func (d *Dashboard) tenants(ctx context.Context, r *request, queue string, weights map[string]int) (t waitingTenants, err error) {
-	ready, all, err := d.firstTasks(ctx, r, queue, codeq.Ready)
+func (d *Dashboard) tenants(r *request, queue string, weights map[string]int) (t waitingTenants, err error) {
+	ready, all, err := d.firstTasks(r, queue, codeq.Ready)
 	if err != nil {
 		return t, err
 	}

@@ -207,7 +207,7 @@ func (w *waits) parents() []sentence {
 func (w *waits) alike(states ...codeq.State) (tasks []*codeq.TaskInfo, more bool) {
 	page, err := w.d.q.ListPage(w.ctx, codeq.PageOptions{
 		TaskFilter: codeq.TaskFilter{States: states, Queue: w.stored.Queue, Tenants: []string{w.stored.Tenant}, Group: w.stored.Group},
-		NoPayload:  true, Limit: asked,
+		NoPayload:  w.d.leavesPayloads(), Limit: asked,
 	})
 	if err != nil {
 		return nil, true
@@ -294,7 +294,7 @@ func (w *waits) limit() []sentence {
 		s = say(s, fmt.Sprintf(", which has %s", count(n, "place", "places")))
 	}
 	page, err := w.d.q.ListPage(w.ctx, codeq.PageOptions{
-		TaskFilter: codeq.TaskFilter{States: []codeq.State{codeq.Leased}, Queue: w.stored.Queue}, NoPayload: true, Limit: asked,
+		TaskFilter: codeq.TaskFilter{States: []codeq.State{codeq.Leased}, Queue: w.stored.Queue}, NoPayload: w.d.leavesPayloads(), Limit: asked,
 	})
 	n := 0
 	if err == nil {

@@ -76,7 +76,7 @@ func (d *Dashboard) workers(ctx context.Context, r *request) (v workersView, err
 	if err != nil {
 		return v, err
 	}
-	leased, timeouts, err := d.leased(ctx)
+	leased, timeouts, err := d.leased(ctx, r)
 	if err != nil { // of a shard without a leader, for instance: the workers are known
 		v.Unread, leased = refusalOf(err).text, new(codeq.Page)
 	}
@@ -93,7 +93,7 @@ func (d *Dashboard) workers(ctx context.Context, r *request) (v workersView, err
 	}
 	running := make(map[string][]runningTask) // by the name of the worker
 	for _, t := range leased.Tasks {
-		worker, task := runningOf(d.shown(r, t), timeouts[t.Queue], calls, now)
+		worker, task := runningOf(t, timeouts[t.Queue], calls, now)
 		if h, ok := hung[t.ID]; ok && h.Attempt == task.Attempt {
 			task.hang(&h, now)
 			delete(hung, t.ID)
@@ -137,9 +137,10 @@ func (d *Dashboard) workers(ctx context.Context, r *request) (v workersView, err
 	return v, nil
 }
 
-// leased returns the leased tasks, and the timeouts of queues, for tasks that have none.
-func (d *Dashboard) leased(ctx context.Context) (*codeq.Page, map[string]time.Duration, error) {
-	leased, err := d.q.ListPage(ctx, codeq.PageOptions{
+// leased returns the leased tasks, as a request may see them, and the timeouts of queues, for tasks
+// that have none.
+func (d *Dashboard) leased(ctx context.Context, r *request) (*codeq.Page, map[string]time.Duration, error) {
+	leased, err := d.list(r, codeq.PageOptions{
 		TaskFilter: codeq.TaskFilter{States: []codeq.State{codeq.Leased}}, NoPayload: true, Limit: leasedRead,
 	})
 	if err != nil || !slices.ContainsFunc(leased.Tasks, func(t *codeq.TaskInfo) bool { return t.Timeout == 0 }) {
