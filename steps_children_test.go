@@ -236,8 +236,8 @@ func TestChildIsLookedAt(t *testing.T) {
 	})
 }
 
-// TestDeadChildIsForgotten: a dead child is kept as long as other dead letters, and a week at least,
-// whether it has died before its parent waits for it, or after.
+// TestDeadChildIsForgotten: a dead child is kept as long as other dead letters, and for a week at
+// least, whether it has died before its parent waits for it, or after.
 func TestDeadChildIsForgotten(t *testing.T) {
 	t.Parallel()
 	for _, took := range []time.Duration{0, 10 * time.Second} {

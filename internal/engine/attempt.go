@@ -243,8 +243,8 @@ func (s *State) returnTask(ls *lease, cause string) {
 // keptForParents is how long at least a dead letter is kept for a task that asks how it ended, ms.
 const keptForParents = 7 * 24 * 60 * 60 * 1000
 
-// toDeadLetter makes a leased task a dead letter. If its children or its group go on to wait for the
-// task, it is kept until a caller redrives, purges or cancels it.
+// toDeadLetter makes a leased task a dead letter. If children or its group still wait for the task,
+// it is kept until a caller redrives, purges or cancels it.
 func (s *State) toDeadLetter(ls *lease, rec *record.Record) {
 	if s.Broken = s.Leases.keepSteps(ls.id, rec); s.Broken != nil {
 		return
