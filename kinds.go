@@ -25,12 +25,12 @@ type taskKind struct{ queue, kind string }
 // queue, for its tasks without a kind.
 //
 // Claims take tasks of all kinds, in the order of the queue. A task for which a call of [Queue.Run]
-// has no handler is [Scheduled] again: after a second at first, then after a quarter of the time
-// that it has waited in all, up to a minute. No attempt counts, and it keeps its turn in its group
-// and its idempotency key, until a call that knows its kind claims it, as after a deployment. In a
-// cluster, calls of the other nodes come first then. [RunOptions].UnhandledFor bounds that time: it
-// should be minutes. The log names each such kind once for each call, and [Totals].Unhandled
-// counts. Each time costs a claim and a commit: see that every kind has a handler.
+// has no handler is [Scheduled] again: after a second at first, then after as long as it has waited
+// in all, up to a minute. No attempt counts, and it keeps its turn in its group and its idempotency
+// key, until a call that knows its kind claims it, as after a deployment. In a cluster, such tasks
+// go to waiting calls of the nodes in turn. [RunOptions].UnhandledFor bounds that time: it should
+// be minutes. The log names each such kind once for each call, and [Totals].Unhandled counts. Each
+// time costs a claim and a commit: see that every kind has a handler.
 func HandleKind[T any](m *Mux, queue, kind string, h func(context.Context, *Job[T]) error, opts ...HandlerOption) {
 	k := taskKind{queue, kind}
 	of := fmt.Sprintf("%q, kind %q", queue, kind)

@@ -46,8 +46,8 @@ func TestManyTasks(t *testing.T) {
 	page := timed("/")
 	require.Equal(t, 50, strings.Count(page, " data-queue="))
 	require.Contains(t, page, "1,000 queues")
-	require.Contains(t, page, ` data-queue="queue-000"`)
 	require.NotContains(t, page, `id="previous"`)
+	require.Contains(t, firstRow(timed("/?order=name")), "queue-000")
 	s.produce(codeq.Task{Queue: "queue-707"})
 	for !strings.Contains(firstRow(timed("/?find=UE-70&order=ready")), "queue-707") { // the sample may be a second old
 	}

@@ -167,8 +167,8 @@ func (s *State) postpone(ls *lease, rec *record.Record, wait uint64) {
 // The shortest and the longest wait of a task that no handler knows, ms.
 const minUnhandled, maxUnhandled = 1000, 60_000
 
-// unhandled postpones a leased task without a handler for a quarter of the time that it has gone
-// without one. If that time is bound ms or more, it becomes a dead letter; 0: never.
+// unhandled postpones a leased task without a handler for as long as it has gone without one so
+// far. If that is bound ms or more, it becomes a dead letter; 0: never.
 func (s *State) unhandled(ls *lease, bound uint64, cause string) error {
 	rec, err := s.Leases.finishAttempt(ls, attemptEnd{how: eventUnhandled})
 	if err != nil {
@@ -190,7 +190,7 @@ func (s *State) unhandled(ls *lease, bound uint64, cause string) error {
 		s.toDeadLetter(ls, &rec)
 		return nil
 	}
-	wait := min(max(waited/4, minUnhandled), maxUnhandled)
+	wait := min(max(waited, minUnhandled), maxUnhandled)
 	if bound > 0 {
 		wait = min(wait, bound-waited)
 	}

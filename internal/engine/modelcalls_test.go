@@ -747,7 +747,7 @@ func (m *model) unhandled(t *modelTask, c *failCall) {
 		t.rec.Error = c.cause
 		m.toDead(t)
 	} else {
-		wait := min(max(c.waited/4, 1000), 60_000)
+		wait := min(max(c.waited, 1000), 60_000)
 		if c.wait > 0 {
 			wait = min(wait, uint64(c.wait)-c.waited)
 		}

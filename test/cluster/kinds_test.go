@@ -2,6 +2,7 @@ package cluster_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"strconv"
 	"sync/atomic"
@@ -62,27 +63,33 @@ func TestKindsInCluster(t *testing.T) {
 }
 
 // TestKindsOfNodes: with a handler of another kind on each node, all idle, each task soon comes to
-// the node that has its handler, wherever the leader is.
+// the node that has its handler, wherever the leader is, and however many queues a Run has.
 func TestKindsOfNodes(t *testing.T) {
-	simCase(t, codeq.Options{Retention: time.Hour}, func(t *testing.T, c *simCluster) {
-		leader, second := c.lead()
-		nodes := []*simNode{leader, second, c.third(leader, second)}
-		var handled atomic.Int64
-		for i, n := range nodes {
-			mux, q := new(codeq.Mux), simQueue(n)
-			codeq.HandleKind(mux, "a", strconv.Itoa(i), func(context.Context, *codeq.Job[[]byte]) error { handled.Add(1); return nil })
-			go func() {
-				_ = q.Run(t.Context(), mux, &codeq.RunOptions{LeaseFor: 10 * time.Second, UnhandledFor: 2 * time.Minute})
-			}()
-		}
-		for i := range 4 * len(nodes) {
-			queuetest.Produce(t, simQueue(second), codeq.Task{Queue: "a", Kind: strconv.Itoa(i % len(nodes)), LimitKey: strconv.Itoa(i)})
-		}
-		c.until("the end of the tasks", func() bool {
-			n := queuetest.CountsOf(t, simQueue(second), "a")
-			require.Zero(t, n.Dead)
-			return n.Done == uint64(4*len(nodes))
+	for _, others := range []int{0, 40} {
+		simCase(t, codeq.Options{Retention: time.Hour}, func(t *testing.T, c *simCluster) {
+			leader, second := c.lead()
+			nodes := []*simNode{leader, second, c.third(leader, second)}
+			var handled atomic.Int64
+			handle := func(context.Context, *codeq.Job[[]byte]) error { handled.Add(1); return nil }
+			for i, n := range nodes {
+				mux, q := new(codeq.Mux), simQueue(n)
+				codeq.HandleKind(mux, "a", strconv.Itoa(i), handle)
+				for other := range others {
+					codeq.Handle(mux, fmt.Sprint("other ", other), handle)
+				}
+				go func() {
+					_ = q.Run(t.Context(), mux, &codeq.RunOptions{LeaseFor: 10 * time.Second, UnhandledFor: 2 * time.Minute})
+				}()
+			}
+			for i := range 4 * len(nodes) {
+				queuetest.Produce(t, simQueue(second), codeq.Task{Queue: "a", Kind: strconv.Itoa(i % len(nodes)), LimitKey: strconv.Itoa(i)})
+			}
+			c.until("the end of the tasks", func() bool {
+				n := queuetest.CountsOf(t, simQueue(second), "a")
+				require.Zero(t, n.Dead)
+				return n.Done == uint64(4*len(nodes))
+			})
+			require.EqualValues(t, 4*len(nodes), handled.Load())
 		})
-		require.EqualValues(t, 4*len(nodes), handled.Load())
-	})
+	}
 }
