@@ -41,8 +41,8 @@
       now.push(chart.Series[i].Name + " " + b.textContent);
     });
     const shown = under ? at : data.Times.findLastIndex((_, i) => chart.Series.some((s) => s.Class !== "before" && s.Values && s.Values[i] !== null));
-    const said = shown >= 0 && (under || data.To - data.Times[shown] > 60); // what is newer than a minute is now
-    figure.querySelector(".when-at").textContent = said ? (chart.Unit === "day" ? dates.fullDay : dates.full).format(data.Times[shown] * 1000) : "";
+    const day = chart.Unit === "day", said = shown >= 0 && (under || day || data.To - data.Times[shown] > 60); // else it is now
+    figure.querySelector(".when-at").textContent = said ? (day ? dates.fullDay : dates.full).format(data.Times[shown] * 1000) : "";
     if (!under) figure.querySelector(".plot").setAttribute("aria-label", figure.querySelector("figcaption").firstChild.data.trim() + ": " + now.join(", "));
   };
 
