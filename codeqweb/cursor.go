@@ -15,7 +15,7 @@ import (
 // Options.Redact a viewer gets cursors that are encrypted, with a key of the Dashboard, and bound
 // to their list. The length of one does not tell that of a name.
 
-// cursorStep is what the size of an encrypted cursor is a multiple of, but for its beginning.
+// A cursor is filled up to a multiple of cursorStep before it is encrypted.
 const cursorStep = 256
 
 // newSealer returns a cipher with a new key.

@@ -34,8 +34,8 @@ func (d *Dashboard) list(r *request, opts codeq.PageOptions) (*codeq.Page, error
 	return page, nil
 }
 
-// listRedacted is list with Options.Redact: a filter selects by what that leaves of the tasks.
-// Invariant: what the queue is asked does not depend on a part that Redact hides, so that Next,
+// listRedacted is list with Options.Redact: a filter selects among the redacted tasks.
+// Invariant: the calls of the queue do not depend on a part that Redact hides, so that Next,
 // Scanned and the number of tasks do not reveal it.
 func (d *Dashboard) listRedacted(r *request, opts codeq.PageOptions) (_ *codeq.Page, err error) {
 	if opts.Limit < 0 || opts.Limit > codeq.MaxPage {

@@ -8,8 +8,8 @@ import (
 // ParentWaits is the outcome of a parent that a task goes on to wait for. It is not in messages.
 const ParentWaits = keys.ParentEnded + 1
 
-// ParentPolicy is what the end of a parent does to a task: its OnDead and, in the upper half, its
-// OnMissing.
+// ParentPolicy decides how a task goes on when a parent has ended: its OnDead and, in the upper
+// half, its OnMissing.
 type ParentPolicy byte
 
 const (
