@@ -211,7 +211,7 @@ func TestLeaseBatchFails(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			q, err := codeq.Open("q", queuetest.OnDisk(crashfs.New(), &codeq.Options{Shards: 2, GroupCap: groupCap}))
 			require.NoError(t, err)
-			leases := claimed(t, q, 20, codeq.Task{Queue: "a"})
+			leases := claimed(t, q, 100, codeq.Task{Queue: "a"})
 			left := groupCap
 			queuetest.WrapCommits(t, q, 1, func(c inspect.Committer) inspect.Committer { return &failsLater{c, &left} })
 			for _, want := range []error{codeq.ErrUncertain, codeq.ErrFailed} {
