@@ -48,9 +48,9 @@ type Options struct {
 	// it leaves are hidden. It may replace these slices and maps, but must not write into them,
 	// except into History.
 	//
-	// Tasks of lists have no Steps, Cursors and Logs, and tasks of which only ID, State, Queue and
-	// Kind are shown, as in a flow, may lack Payload and Result, too. Tasks of schedules have no
-	// ID. Tasks of events have ID, Queue, Tenant, Attempts, LastError and Progress only.
+	// Tasks of lists have no Steps, Cursors and Logs. Tasks that are shown only by ID, State, Queue
+	// and Kind, as in a flow, may lack Payload and Result, too. Tasks of schedules have no ID.
+	// Tasks of events have ID, Queue, Tenant, Attempts, LastError and Progress only.
 	//
 	// The filter of a list or a bulk change selects by what Redact leaves, and so do idempotency
 	// keys: more tasks are read, and Redact is called for those that are not shown, too. A bulk

@@ -96,8 +96,8 @@ func TestRedactHidesHistory(t *testing.T) {
 	}
 }
 
-// TestRedactByPayload: Options.Redact gets the payload of each task of which more is shown than its
-// place, so that it may decide by it what else it hides.
+// TestRedactByPayload: Options.Redact gets the payload of each task that is shown with more than
+// its place, and so may hide other parts by it.
 func TestRedactByPayload(t *testing.T) {
 	t.Parallel()
 	const secret = "patient 17"

@@ -157,7 +157,7 @@ func (a *app) changeEach(ctx context.Context, c *cli.Command, ch *change, list [
 			}
 		}
 		if ended {
-			all = coded(exitEnded, all) // whatever the errors of the others are
+			all = coded(exitEnded, all) // beside any errors of the others
 		}
 		return all
 	}

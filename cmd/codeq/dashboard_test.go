@@ -200,8 +200,8 @@ func TestKindsOfAPI(t *testing.T) {
 	}
 }
 
-// TestBulkWithoutEnd: a change of many tasks whose end the client does not hear of may have been
-// made, whatever the error is.
+// TestBulkWithoutEnd: a change of many tasks may have been made if the client does not hear of its
+// end, with any error.
 func TestBulkWithoutEnd(t *testing.T) {
 	end := ""
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -244,7 +244,7 @@ func TestPartOfBatch(t *testing.T) {
 	}
 }
 
-// TestHiddenContents: what a dashboard hides is not shown as empty.
+// TestHiddenContents: hidden contents are not shown as empty ones.
 func TestHiddenContents(t *testing.T) {
 	q, _ := serve(t, newQueue(t, nil))
 	d := newDashboard(t, q)

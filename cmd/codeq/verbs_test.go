@@ -281,8 +281,8 @@ func (e endingOutput) Write(b []byte) (int, error) {
 	return e.Writer.Write(b)
 }
 
-// TestChangeOfIDsEnds: a change of several IDs or queues that ends early names what is left, and
-// has the exit code of an ended command.
+// TestChangeOfIDsEnds: a change of several IDs or queues that ends early names the rest, and has
+// the exit code of an ended command.
 func TestChangeOfIDsEnds(t *testing.T) {
 	var ids []string
 	fill := func(_ context.Context, q *codeq.Queue) {

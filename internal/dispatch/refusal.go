@@ -35,9 +35,13 @@ func (q *Queue) pick(from *lines, l *engine.Lane) Ticket {
 	if len(q.refusals) == 0 {
 		return from.front().Pop()
 	}
-	rec, err := record.Decode(l.NextRecord())
-	by := q.refusals[rec.Kind]
-	if err != nil || len(by) == 0 {
+	kind := ""
+	if next := l.NextRecord(); record.HasKind(next) {
+		rec, _ := record.Decode(next) // Grant reports a record that cannot be read
+		kind = rec.Kind
+	}
+	by := q.refusals[kind]
+	if len(by) == 0 {
 		return from.front().Pop()
 	}
 	for _, list := range []*waitList{&from.waiters, &from.remote} {
@@ -45,6 +49,6 @@ func (q *Queue) pick(from *lines, l *engine.Lane) Ticket {
 			return t
 		}
 	}
-	delete(q.refusals, rec.Kind)
+	delete(q.refusals, kind)
 	return from.front().Pop()
 }

@@ -224,8 +224,8 @@ func (ti *ties) eachChild(from []byte, parent keys.ID, visit func(key []byte, ch
 	}
 }
 
-// isAwaited reports whether a redrive of a task that becomes a dead letter would tell children, as
-// far as can be seen from the first ones.
+// isAwaited reports whether children go on to wait for a task that becomes a dead letter. A task
+// with more than TellAtOnce children counts as such.
 // REQUIRES: the group has not added children to the task.
 func (ti *ties) isAwaited(parent keys.ID) (awaited bool) {
 	seen := 0

@@ -104,10 +104,8 @@ func TestGoneQueue(t *testing.T) {
 	shown := func() int {
 		info, more, _ := r.Names.Info(new(InfoCursor), 100, nil)
 		require.False(t, more)
-		if counts, _ := r.Names.Counts(new(CountsCursor), 100, nil); len(counts) > 0 {
-			require.Equal(t, "a", counts[0].Queue)
-			require.NotEmpty(t, info)
-		}
+		counts, _ := r.Names.Counts(new(CountsCursor), 100, nil)
+		require.LessOrEqual(t, len(counts), len(info), "Stats shows no queue that Info does not")
 		return len(info)
 	}
 	r.produceFor("a", 0, 1, "")
